@@ -1,0 +1,1 @@
+"""Clients of a runtime: what a program's calls run on."""

@@ -1,0 +1,74 @@
+"""The seam between the language and whatever serves its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from rtlang.runtime.chunk import Chunk
+from rtlang.runtime.messages import LogprobOptions
+from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do; a program that needs more is refused before its first request."""
+
+    token_ids: bool = True  # takes and returns ids
+    score: bool = True  # log-probabilities of given continuations
+    fork: bool = True  # announced prefixes
+    sampling: frozenset[str] = frozenset(SamplingParams.__struct_fields__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One generation: ids in, ids out. ``params.n`` is 1 (the language asks n times)."""
+
+    input_ids: Sequence[int]
+    params: SamplingParams  # resolved or not: the backend resolves
+    logprobs: LogprobOptions | None = None
+    fork_id: str = ""
+    namespace: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    choice: int = 0  # index among n siblings: the seed of choice i is derived from (seed, i)
+    chat: bool = False  # the prompt is a chat: the model's chat defaults apply
+
+
+class Stream(Protocol):
+    """A running request. Iterating raises its error; every exit path ends the request."""
+
+    @property
+    def rid(self) -> str: ...
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def abort(self) -> None:
+        """Idempotent, from any thread. The iteration then raises ``RequestAborted``."""
+        ...
+
+
+class Backend(Protocol):
+    """Non-blocking: every method may be called from an event loop."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def start(self, call: Call) -> Stream:
+        """Send a request. Raises ``RequestError`` for what can be refused at once."""
+        ...
+
+    def announce(
+        self, input_ids: Sequence[int], branches: int, **options: Any
+    ) -> tuple[str, Stream]:
+        """Compute a prefix once and keep it until ``branches`` requests that carry the returned
+        fork id were admitted or closed. The stream ends when the prefix is computed.
+        ``options`` are ``namespace`` and ``priority``."""
+        ...
+
+    def close_branches(self, fork_id: str, count: int) -> None: ...

@@ -1,0 +1,1 @@
+"""The engine: request life, scheduler, radix cache, pools, executor, models, sampler, server."""

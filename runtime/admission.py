@@ -1,0 +1,70 @@
+"""What can be refused before a request is sent: everything that its sender got wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rtlang.errors import InvalidParameter, InvalidPrompt, PromptTooLong, Unsupported
+from rtlang.runtime.executor import ModelInfo
+from rtlang.runtime.messages import LogprobOptions
+from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.stops import compile_stop_regex
+
+MAX_TOP_LOGPROBS = 1000
+
+
+def check_ids(ids: Sequence[int], info: ModelInfo) -> None:
+    """Raises ``InvalidPrompt`` for an empty prompt or an id outside the vocabulary."""
+    if not len(ids):
+        raise InvalidPrompt("the prompt is empty")
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool):
+            raise InvalidPrompt(f"token ids must be integers, got {i!r}")
+    if min(ids) < 0 or max(ids) >= info.vocab_size:
+        bad = next(i for i in ids if not 0 <= i < info.vocab_size)
+        raise InvalidPrompt(f"token id {bad} is outside the vocabulary of {info.vocab_size}")
+
+
+def check_length(prompt_len: int, params: SamplingParams, limits: dict[str, Any]) -> None:
+    """Raises ``PromptTooLong`` for a prompt that can never run, naming context and pool."""
+    room = 0 if params.max_new_tokens == 0 else 1
+    if prompt_len + room > limits["limit_len"]:
+        raise PromptTooLong(
+            f"the prompt has {prompt_len} tokens; with room for an answer at most "
+            f"{limits['limit_len'] - room} fit (context {limits['context_length']}, "
+            f"KV pool {limits['pool']} tokens)",
+            limit=limits["limit_len"] - room,
+        )
+
+
+def check_params(params: SamplingParams, info: ModelInfo, *, has_tokenizer: bool) -> None:
+    """What ``SamplingParams`` could not check without knowing the model."""
+    for name, ids in (("logit_bias", params.logit_bias or {}),
+                      ("stop_token_ids", params.stop_token_ids)):  # fmt: skip
+        for i in ids:
+            if i >= info.vocab_size:
+                raise InvalidParameter(
+                    f"{name}: token id {i} is outside the vocabulary of {info.vocab_size}",
+                    param=name,
+                )
+    if (params.stop or params.stop_regex) and not has_tokenizer:
+        raise Unsupported("stop strings need a tokenizer, and this model has none", param="stop")
+    for pattern in params.stop_regex:
+        compile_stop_regex(pattern)
+
+
+def check_logprobs(options: LogprobOptions, prompt_len: int, info: ModelInfo) -> None:
+    if not -1 <= options.start_len <= prompt_len:
+        raise InvalidParameter(
+            f"logprob_start_len must be in [-1, {prompt_len}], got {options.start_len}",
+            param="logprob_start_len",
+        )
+    if not 0 <= options.top_num <= min(MAX_TOP_LOGPROBS, info.vocab_size):
+        raise InvalidParameter(
+            f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {options.top_num}",
+            param="top_logprobs_num",
+        )
+    for i in options.token_ids:
+        if not 0 <= i < info.vocab_size:
+            raise InvalidParameter(f"token_ids_logprob: no token id {i}", param="token_ids_logprob")

@@ -1,0 +1,67 @@
+"""What one step runs: the plan that the scheduler makes on the host, and the step's result."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rtlang.runtime.messages import TokenLogprobs
+
+if TYPE_CHECKING:
+    from rtlang.runtime.mem.rows import ReqToTokenPool
+    from rtlang.runtime.req import Req
+
+Int32s = npt.NDArray[np.int32]
+
+
+class ForwardMode(enum.Enum):
+    EXTEND = "extend"  # every row computes new prompt tokens after a (maybe empty) prefix
+    DECODE = "decode"  # every row computes exactly one token
+    MIXED = "mixed"  # decode rows first, then extend rows
+    IDLE = "idle"  # nothing to run
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    """One step's plan. Row i of the batch is pool row ``rows[i]``; decode rows come first.
+
+    Tokens ``[seq_lens[i] - extend_lens[i], seq_lens[i])`` of that pool row are computed by this
+    step; their ids and KV slots are in the row tables already. Valid until its commit.
+    """
+
+    mode: ForwardMode
+    reqs: list[Req]
+    rows: Int32s  # [num_rows]
+    seq_lens: Int32s  # [num_rows], tokens after this step
+    extend_lens: Int32s  # [num_rows], tokens computed by this step, >= 1
+    num_decode: int  # the first so many rows are decode rows
+    sample_rows: Int32s  # [num_samples], batch indices of rows that get a next token, ascending
+    pool: ReqToTokenPool  # the host's row tables; read only for the executor
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.extend_lens.sum())
+
+
+@dataclasses.dataclass(slots=True)
+class BatchResult:
+    """What the executor gives back for a batch.
+
+    next_ids         [num_samples] int32, in the order of ``sample_rows``
+    logprobs         per sampled row what it asked for, or None
+    prompt_logprobs  batch index -> log-probabilities of the prompt positions that this step made
+                     known: computed position p makes position p + 1 known. Reported are those with
+                     ``req.logprob_from <= p + 1 < req.prompt_len``, in order; and, for a request
+                     with ``max_new_tokens == 0`` that asked for ``token_ids``, p + 1 == prompt_len
+                     as an entry with token_id -1 and logprob None
+    errors           batch index -> (code, message): that row is lost, its neighbours are not
+    """
+
+    next_ids: Int32s
+    logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = dataclasses.field(default_factory=dict)
+    errors: dict[int, tuple[str, str]] = dataclasses.field(default_factory=dict)

@@ -1,0 +1,26 @@
+"""CheckpointSource: a model by name, as the engine loads it."""
+
+from __future__ import annotations
+
+import functools
+
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.executor import Executor
+from rtlang.runtime.hf_tokenizer import HFTokenizer
+from rtlang.runtime.model_runner import ModelRunner
+from rtlang.runtime.models.source import resolve_model
+
+
+class CheckpointSource:
+    """A folder with ``config.json``, weights and (maybe) a tokenizer; found when it is made."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.files = resolve_model(config)
+
+    @functools.cached_property
+    def tokenizer(self) -> HFTokenizer | None:
+        return HFTokenizer(self.files.path) if self.files.has_tokenizer else None
+
+    def create_executor(self, config: EngineConfig) -> Executor:
+        eos = self.tokenizer.eos_ids if self.tokenizer is not None else frozenset[int]()
+        return ModelRunner(config, self.files, eos)

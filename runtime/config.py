@@ -1,0 +1,96 @@
+"""The one configuration: a frozen dataclass, from which the command line and the docs are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rtlang.errors import ConfigError
+
+POLICIES = ("fcfs", "lpm", "priority")
+EVICTIONS = ("lru", "lfu", "slru")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+ATTENTION_BACKENDS = ("auto", "torch")
+
+
+def _field(default: Any, doc: str) -> Any:
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of ``Engine``. Raises ``ConfigError`` for a value out of range.
+
+    Names are SGLang's where the meaning is the same.
+    """
+
+    model: str = _field("smollm2", "alias, hub id, folder, or .gguf file")
+    revision: str | None = _field(None, "revision of a hub model")
+    hub_token: str | None = _field(None, "access token for the hub (else huggingface_hub's own)")
+    load_format: str = _field("auto", "auto | safetensors | gguf | dummy (random weights)")
+    dtype: str = _field("auto", "auto (float32 on CPU) | float32 | bfloat16 | float16")
+    kv_cache_dtype: str = _field("auto", "auto: as dtype")
+    quantization: str | None = _field(None, "none is built yet")
+    trust_remote_code: bool = _field(False, "not built: model code is never downloaded")
+    context_length: int | None = _field(None, "tokens; none: the model's own")
+    device: str = _field("auto", "auto | cpu")
+    tp_size: int = _field(1, "tensor-parallel ranks; only 1 is built")
+    attention_backend: str = _field("auto", "auto | torch")
+    max_running_requests: int = _field(64, "rows that run at once")
+    max_total_tokens: int | None = _field(None, "size of the KV pool in tokens; none: from memory")
+    mem_fraction_static: float = _field(0.4, "share of free memory for the KV pool")
+    page_size: int = _field(1, "slots per page: 1 or 16")
+    chunked_prefill_size: int = _field(512, "token budget of a step, decode rows included")
+    schedule_policy: str = _field("lpm", "fcfs | lpm (with ageing) | priority")
+    max_queued_requests: int | None = _field(None, "refuse requests beyond this queue length")
+    enable_mixed_chunk: bool = _field(True, "decode rows and prefill chunks share a step")
+    disable_radix_cache: bool = _field(False, "never share a prefix")
+    radix_eviction_policy: str = _field("lru", "lru | lfu | slru")
+    fork_hold_fraction: float = _field(0.5, "share of the pool that announced forks may lock")
+    fork_hold_s: float = _field(60.0, "seconds an announced prefix stays locked for its branches")
+    random_seed: int | None = _field(None, "for the seeds of requests that give none")
+    scheduler_process: bool = _field(False, "run the scheduler in its own process")
+    debug: bool = _field(False, "check the memory law after every step")
+
+    def __post_init__(self) -> None:
+        _choice(self, "load_format", LOAD_FORMATS)
+        _choice(self, "dtype", DTYPES)
+        _choice(self, "schedule_policy", POLICIES)
+        _choice(self, "radix_eviction_policy", EVICTIONS)
+        _choice(self, "attention_backend", ATTENTION_BACKENDS)
+        _choice(self, "device", ("auto", "cpu"))
+        _choice(self, "kv_cache_dtype", ("auto",))
+        _choice(self, "page_size", (1, 16))
+        _choice(self, "tp_size", (1,))
+        _choice(self, "trust_remote_code", (False,))
+        _choice(self, "quantization", (None,))
+        positive = ("context_length", "max_running_requests", "max_total_tokens",
+                    "chunked_prefill_size", "max_queued_requests")  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            optional = type(self).__dataclass_fields__[name].default is None
+            if (value is None and not optional) or (value is not None and value < 1):
+                raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        for name in ("mem_fraction_static", "fork_hold_fraction"):
+            value = getattr(self, name)
+            if not 0.0 < value <= 1.0:
+                raise ConfigError(f"{name} must be in (0, 1], got {value!r}")
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Raises ``ConfigError`` that names the nearest option for an unknown one."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in kwargs:
+            if name not in known:
+                raise ConfigError(
+                    f"unknown option {name!r}; options are {', '.join(sorted(known))}"
+                )
+        return cls(**kwargs)
+
+
+def _choice(config: EngineConfig, name: str, allowed: tuple[Any, ...]) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        options = ", ".join(repr(a) for a in allowed)
+        raise ConfigError(f"{name}={value!r} is not built; it may be {options}")

@@ -1,0 +1,57 @@
+"""The seam between deciding and computing: what the scheduler's loop needs of a model.
+
+``ModelRunner`` is the real one; ``rtlang.testing.ScriptedModel`` has one that computes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+from rtlang.runtime.batch import Batch, BatchResult
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.mem.rows import ReqToTokenPool
+from rtlang.runtime.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the scheduler and the clients must know of a model."""
+
+    vocab_size: int  # width of the logits; every prompt id is below it
+    context_length: int  # tokens
+    eos_ids: frozenset[int]  # union of config, generation config and tokenizer
+    kv_bytes_per_token: int
+    max_total_tokens: int  # slots that the KV pool may have on this machine
+    chat_defaults: dict[str, float]  # sampling defaults of generation_config.json
+    model_path: str  # the folder that it runs from ("" for stand-ins without one)
+
+
+class Executor(Protocol):
+    """Owns the device, the weights and the KV tensors. Not thread-safe: one loop calls it."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def init_pools(self, num_slots: int, pool: ReqToTokenPool) -> None:
+        """Make KV tensors for slots ``0 .. num_slots - 1`` (the allocator's reserved ones
+        included) and map the row tables. Called once, before the first batch."""
+        ...
+
+    def execute(self, batch: Batch) -> BatchResult:
+        """Forward the batch, store its KV, sample. Reads the batch's tables, writes none.
+
+        A row that cannot be sampled is reported in ``errors``; an exception loses the batch.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class ModelSource(Protocol):
+    """A model that ``Engine(model=...)`` takes as an object instead of a name."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    def create_executor(self, config: EngineConfig) -> Executor: ...

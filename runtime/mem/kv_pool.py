@@ -1,0 +1,25 @@
+"""TokenToKVPool: the tensors behind the slots."""
+
+from __future__ import annotations
+
+import torch
+
+from rtlang.runtime.layers.spec import DecoderSpec
+
+
+class TokenToKVPool:
+    """``keys`` and ``values``: per layer [num_kv_heads, num_slots, head_dim].
+
+    Heads first: one head's keys of a request are then rows of one matrix on the CPU.
+    """
+
+    def __init__(self, spec: DecoderSpec, num_slots: int, dtype: torch.dtype) -> None:
+        shape = (spec.num_kv_heads, num_slots, spec.head_dim)
+        # Memory that nobody has written is never read; zeros only make that cheap to believe.
+        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
+
+
+def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
+    """2 * layers * KV heads * head dim * bytes per number."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize

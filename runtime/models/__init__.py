@@ -1,0 +1,1 @@
+"""Architectures, and how their checkpoints are found, converted and read."""

@@ -1,0 +1,83 @@
+"""A request's life: its state, its two cursors, and why it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from array import array
+
+from rtlang.runtime.mem.radix_cache import TreeNode
+from rtlang.runtime.messages import FinishReason, LogprobOptions, TokenLogprobs, Usage
+from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.stops import StopChecker
+
+#: ``logprob_from`` of a request that wants no prompt log-probabilities.
+NEVER = 2**31
+
+
+class ReqState(enum.Enum):
+    """Each request is in exactly one; ``scheduler.counts()`` reports how many are in each."""
+
+    WAITING = "waiting"  # in the queue; holds nothing
+    PREFILL = "prefill"  # has a row, its prompt is being computed
+    RUNNING = "running"  # has a row, decodes
+    RETRACTED = "retracted"  # in the queue again after losing its KV to others; holds nothing
+    FINISHED = "finished"  # released
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Req:
+    """One sequence being served: two cursors into ``ids``, everything else is derived.
+
+    [0, tree_len)             KV in slots that the radix tree owns, locked through ``node``
+    [tree_len, computed_len)  KV in slots that this request owns
+    [computed_len, len(ids))  to be computed by a later step
+    """
+
+    rid: str
+    client: bytes  # ZMQ identity of who asked
+    ids: array[int]  # prompt and generated
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    limit_len: int  # len(ids) never exceeds it: context, pool and max_new_tokens
+    logprobs: LogprobOptions | None = None
+    namespace: str = ""
+    priority: int = 0
+    deadline: float | None = None  # of the scheduler's clock
+    fork_id: str = ""
+    announce: int = 0
+    stop_ids: frozenset[int] = frozenset()  # EOS (unless ignored) and stop_token_ids
+    stops: StopChecker | None = None
+
+    state: ReqState = ReqState.WAITING
+    row: int = -1
+    node: TreeNode | None = None
+    tree_len: int = 0
+    computed_len: int = 0
+    usage: Usage = dataclasses.field(default_factory=Usage)
+    finish: FinishReason | None = None
+    high_water: int = 0  # longest computed_len ever: what is computed below it is a recomputation
+    arrival: int = 0  # order of arrival
+    arrival_step: int = 0  # scheduler step at arrival, for ageing
+    hit_len: int = 0  # last known prefix hit while waiting
+    hit_version: int = -1  # cache version of hit_len
+    logprob_from: int = NEVER  # first prompt position whose log-probability is still to be reported
+    pending_prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.ids) - self.prompt_len
+
+    @property
+    def extend_len(self) -> int:
+        return len(self.ids) - self.computed_len
+
+    def want_prompt_logprobs(self, start_len: int) -> None:
+        """Report prompt log-probabilities from ``start_len`` on; the first token has none."""
+        self.logprob_from = max(start_len, 1)
+        if start_len == 0:
+            self.pending_prompt_logprobs.append(TokenLogprobs(self.ids[0], None))
+
+    def check(self) -> None:
+        assert 0 <= self.tree_len <= self.computed_len <= len(self.ids), self

@@ -1,0 +1,508 @@
+"""Scheduler: decides what each step runs. Plain Python on ints and numpy; touches no device.
+
+``add`` / ``abort`` any time between steps; ``next_batch`` plans a step and takes its slots;
+``commit`` takes the step's result. Every request ends exactly once, in ``_end``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.counters import Counters
+from rtlang.runtime.forks import ForkHolds
+from rtlang.runtime.mem.kv_manager import KVManager
+from rtlang.runtime.mem.radix_cache import RadixCache
+from rtlang.runtime.mem.rows import ReqToTokenPool
+from rtlang.runtime.mem.slots import SlotAllocator
+from rtlang.runtime.messages import Failed, FinishReason, Output
+from rtlang.runtime.outbox import Outbox
+from rtlang.runtime.policy import order_waiting
+from rtlang.runtime.req import Req, ReqState
+
+#: A request waits for another that computes the same prefix only if it saves more tokens.
+TWIN_TOKENS = 32
+#: Prompts that may be partly computed at once: one long one, and one that came after it.
+MAX_PARTIAL = 2
+#: Prefill-only steps in a row while something decodes (without mixed steps).
+MAX_PREFILL_STREAK = 2
+#: Expected share of a running request's remaining length: falls while nothing is retracted.
+RATIO_START, RATIO_FLOOR, RATIO_DECAY, RATIO_CLIP = 0.4, 0.05, 0.995, 4096
+
+
+class Scheduler:
+    """Continuous batching over one KV pool. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        num_slots: int,
+        width: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``num_slots``: size of the KV pool in tokens; ``width``: longest sequence in tokens."""
+        self.config = config
+        self.clock = clock
+        self.max_rows = min(config.max_running_requests, config.chunked_prefill_size)
+        self.pool = ReqToTokenPool(self.max_rows, width + config.page_size)
+        self.allocator = SlotAllocator(num_slots, config.page_size, debug=config.debug)
+        self.cache = RadixCache(
+            self.allocator,
+            policy=config.radix_eviction_policy,
+            enabled=not config.disable_radix_cache,
+        )
+        self.kv = KVManager(self.allocator, self.cache, self.pool)
+        held = int(config.fork_hold_fraction * self.allocator.total_len)
+        self.holds = ForkHolds(self.cache, max_held_len=held, hold_s=config.fork_hold_s)
+        self.counters = Counters()
+        self.outbox = Outbox()
+        self.waiting: list[Req] = []
+        self.prefilling: list[Req] = []
+        self.running: list[Req] = []
+        self._reqs: dict[tuple[bytes, str], Req] = {}
+        self._deadlines: list[tuple[float, int, Req]] = []
+        self._rows = np.zeros(0, np.int32)  # of ``running``, in order
+        self._rows_stale = False
+        self._arrivals = 0
+        self._prefill_streak = 0
+        self._new_token_ratio = RATIO_START
+
+    # -- requests come and go ---------------------------------------------------------------
+
+    @property
+    def limit_len(self) -> int:
+        """Longest sequence that can ever run: the context or the pool, whichever is smaller."""
+        return min(self.pool.width - self.config.page_size, self.allocator.total_len)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.running)
+
+    def counts(self) -> dict[str, int]:
+        """Requests in each state (``finished`` ones are gone)."""
+        retracted = sum(req.state is ReqState.RETRACTED for req in self.waiting)
+        return {
+            "waiting": len(self.waiting) - retracted,
+            "retracted": retracted,
+            "prefill": len(self.prefilling),
+            "running": len(self.running),
+        }
+
+    def add(self, req: Req) -> None:
+        """Queue a request; one that the queue has no room for fails at once."""
+        key = (req.client, req.rid)
+        assert key not in self._reqs, f"{req.rid} is running already"
+        assert 0 < len(req.ids) <= self.limit_len, (len(req.ids), self.limit_len)
+        self.counters.num_requests += 1
+        self.counters.num_announced += bool(req.announce)
+        self._arrivals += 1
+        req.arrival, req.arrival_step = self._arrivals, self.counters.num_steps
+        req.usage.prompt_tokens = req.prompt_len
+        self._reqs[key] = req
+        limit = self.config.max_queued_requests
+        if limit is not None and len(self.waiting) >= limit:
+            self._fail(req, "engine_busy", f"{limit} requests are waiting already")
+            return
+        if req.announce:
+            self.holds.announce(req)
+        if req.deadline is not None:
+            heapq.heappush(self._deadlines, (req.deadline, req.arrival, req))
+        self.waiting.append(req)
+
+    def abort(self, client: bytes, rid: str) -> None:
+        """End a request now, wherever it is; unknown ids are ignored (it may have just ended)."""
+        req = self._reqs.get((client, rid))
+        if req is not None:
+            self.counters.num_aborted += 1
+            self._fail(req, "aborted", "the request was aborted")
+
+    def drop_client(self, client: bytes) -> None:
+        """A client is gone: abort all its requests and release its forks."""
+        for key in [k for k in self._reqs if k[0] == client]:
+            self.abort(*key)
+        self.holds.drop_client(client)
+        self.outbox.drop_client(client)
+
+    def flush(self) -> None:
+        """Forget every cached prefix. The caller has checked that nothing runs or waits."""
+        assert not self.has_work
+        while self.holds.drop_oldest():
+            pass
+        self.cache.reset()
+
+    def next_deadline(self) -> float | None:
+        """When something must happen even if no message comes, on the scheduler's clock."""
+        times = [t for t in (self.holds.next_expiry(), self._first_deadline()) if t is not None]
+        return min(times, default=None)
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def next_batch(self) -> Batch | None:
+        """Plan one step, or None when there is nothing to compute now."""
+        self.counters.num_steps += 1
+        self.expire()
+        chunks = self._plan_prefill_only() if not self.config.enable_mixed_chunk else None
+        if chunks:
+            return self._make_batch([], chunks)
+        self._make_room_for_decode()
+        decode = self.running
+        if decode:
+            self.kv.extend_decode(decode, self._running_rows())
+        if chunks is None:
+            chunks = self._plan_prefill(self.config.chunked_prefill_size - len(decode))
+        if not decode and not chunks:
+            return None
+        return self._make_batch(decode, chunks)
+
+    def _plan_prefill_only(self) -> list[tuple[Req, int]]:
+        """Chunks for a step without decode rows; none when it is the decode rows' turn."""
+        if self.running and self._prefill_streak >= MAX_PREFILL_STREAK:
+            self._prefill_streak = 0
+            return []
+        chunks = self._plan_prefill(self.config.chunked_prefill_size)
+        self._prefill_streak = self._prefill_streak + 1 if chunks else 0
+        return chunks
+
+    def _plan_prefill(self, budget: int) -> list[tuple[Req, int]]:
+        """(request, tokens) of this step's chunks. Newcomers get at least half of the budget, so
+        that a long prompt does not hold them up; what they leave goes to the long one."""
+        chunks: list[tuple[Req, int]] = []
+        started = list(self.prefilling)
+        pending = sum(req.extend_len for req in started)
+        left = budget - self._admit(budget - min(pending, budget // 2), chunks)
+        for req in started:
+            if req.state is ReqState.PREFILL and left > 0:
+                left -= self._plan_chunk(req, left, chunks)
+        if not chunks and not self.running and self.prefilling:
+            self._free_stuck_prefill()
+        return chunks
+
+    def _admit(self, budget: int, chunks: list[tuple[Req, int]]) -> int:
+        """Move waiting requests into rows, in the policy's order; returns tokens planned."""
+        if not self.waiting or budget <= 0:
+            return 0
+        planned = 0
+        order = order_waiting(
+            self.waiting,
+            self.config.schedule_policy,
+            self.counters.num_steps,
+            self.cache.version,
+            lambda req: self.cache.peek_len(req.ids, req.namespace, limit=self.kv.hit_limit(req)),
+        )
+        for req in order:
+            if planned >= budget:
+                break
+            if req.state is ReqState.FINISHED or self._waits_for_other(req):
+                continue
+            if not self._take_row(req):
+                break  # nobody overtakes who needs the memory first
+            if req.extend_len > budget - planned and len(self.prefilling) >= MAX_PARTIAL:
+                self.kv.release(req)
+                continue
+            self._start(req)
+            planned += self._plan_chunk(req, budget - planned, chunks)
+        self.waiting = [r for r in self.waiting if r.row < 0 and r.state is not ReqState.FINISHED]
+        return planned
+
+    def _waits_for_other(self, req: Req) -> bool:
+        """Whether someone is computing a prefix that ``req`` would else compute a second time."""
+        if self.holds.is_pending(req):
+            return True
+        if not self.cache.enabled:
+            return False
+        hit = -1
+        for other in self.prefilling:
+            if other.namespace != req.namespace or other.computed_len >= len(other.ids):
+                continue
+            limit = self.kv.hit_limit(req)
+            shared = min(self.kv.shared_len(req.ids, other.ids), limit)
+            if shared <= other.computed_len:
+                continue
+            if hit < 0:
+                hit = self.cache.peek_len(req.ids, req.namespace, limit=limit)
+            if shared - hit > TWIN_TOKENS:
+                return True
+        return False
+
+    def _take_row(self, req: Req) -> bool:
+        """Attach ``req`` if a row and enough memory are there, or can be had for it."""
+        while True:
+            if self.pool.num_free:
+                self.kv.attach(req)
+                need = self.kv.need(req, len(req.ids))
+                if self.kv.available_len >= need + self._reserve(req):
+                    return True
+                self.kv.release(req)
+                if not (self.running or self.prefilling) and self.holds.drop_oldest():
+                    continue
+            if not self._preempt_for(req):
+                return False
+
+    def _reserve(self, req: Req) -> int:
+        """Tokens to keep free: what started prompts still need, and expected growth."""
+        if not (self.running or self.prefilling):
+            return 0
+        pending = sum(self.kv.need(r, len(r.ids)) for r in self.prefilling)
+        growth = sum(min(r.limit_len - len(r.ids), RATIO_CLIP) for r in self.running)
+        growth += min(req.limit_len - len(req.ids), RATIO_CLIP)
+        return pending + int(growth * self._new_token_ratio)
+
+    def _preempt_for(self, req: Req) -> bool:
+        if self.config.schedule_policy != "priority":
+            return False
+        victim = self._victim()
+        if victim is None or victim.priority >= req.priority:
+            return False
+        self._retract(victim)
+        return True
+
+    def _start(self, req: Req) -> None:
+        """``req`` has its row: account for its hit, tell its fork."""
+        hit = min(req.computed_len, req.prompt_len)
+        req.usage.cached_tokens += max(0, hit - req.high_water)
+        req.high_water = max(req.high_water, req.computed_len)
+        if req.state is ReqState.WAITING and req.fork_id and not req.announce:
+            self.holds.closed(req.client, req.fork_id)
+        req.state = ReqState.PREFILL
+        self.prefilling.append(req)
+
+    def _plan_chunk(self, req: Req, budget: int, chunks: list[tuple[Req, int]]) -> int:
+        skipped = self.kv.catch_up(req)
+        if skipped:
+            end = min(req.computed_len, req.prompt_len)
+            req.usage.cached_tokens += max(0, end - max(req.high_water, end - skipped))
+            req.high_water = max(req.high_water, req.computed_len)
+        start = req.computed_len
+        end = min(len(req.ids), start + budget)
+        if start == len(req.ids):  # all of it is cached and nothing is sampled
+            self._prompt_done(req)
+            return 0
+        if not self.kv.extend(req, end):
+            return 0
+        req.usage.recomputed_tokens += max(0, min(end, req.high_water) - start)
+        fresh = max(start, req.high_water)
+        req.usage.computed_tokens += max(0, min(end, req.prompt_len) - fresh)
+        req.high_water = max(req.high_water, end)
+        self.kv.publish(req)
+        chunks.append((req, end - start))
+        return end - start
+
+    def _make_batch(self, decode: list[Req], chunks: list[tuple[Req, int]]) -> Batch:
+        reqs = decode + [req for req, _ in chunks]
+        num_decode = len(decode)
+        rows = np.empty(len(reqs), np.int32)
+        rows[:num_decode] = self._running_rows()[:num_decode]
+        seq_lens = np.empty(len(reqs), np.int32)
+        extend_lens = np.ones(len(reqs), np.int32)
+        sampled = list(range(num_decode))
+        for i, (req, length) in enumerate(chunks, num_decode):
+            rows[i], seq_lens[i], extend_lens[i] = req.row, req.computed_len, length
+            if req.computed_len == len(req.ids) and req.params.max_new_tokens != 0:
+                sampled.append(i)
+        mode = ForwardMode.DECODE if not chunks else ForwardMode.EXTEND
+        if decode and chunks:
+            mode = ForwardMode.MIXED
+        self._count_mode(mode)
+        seq_lens[:num_decode] = self.pool.lens[rows[:num_decode]]
+        samples = np.array(sampled, np.int32)
+        return Batch(mode, reqs, rows, seq_lens, extend_lens, num_decode, samples, self.pool)
+
+    def _count_mode(self, mode: ForwardMode) -> None:
+        c = self.counters
+        c.num_extend_steps += mode is ForwardMode.EXTEND
+        c.num_decode_steps += mode is ForwardMode.DECODE
+        c.num_mixed_steps += mode is ForwardMode.MIXED
+        c.peak_running = max(c.peak_running, len(self.running) + len(self.prefilling))
+
+    # -- memory pressure --------------------------------------------------------------------
+
+    def _make_room_for_decode(self) -> None:
+        """Release holds, then retract, until every running request can compute one more token."""
+        self._new_token_ratio = max(self._new_token_ratio * RATIO_DECAY, RATIO_FLOOR)
+        while self.running:
+            if self.kv.decode_need(self._running_rows()) <= self.kv.available_len:
+                return
+            if self.holds.drop_oldest():
+                continue
+            victim = self._victim()
+            assert victim is not None
+            assert len(self.running) + len(self.prefilling) > 1, "one request must always fit"
+            self._retract(victim)
+
+    def _free_stuck_prefill(self) -> None:
+        """No started prompt can get its next slots: make room at the newest one's expense."""
+        if self.holds.drop_oldest() or len(self.prefilling) < 2:
+            return
+        self._retract(max(self.prefilling, key=lambda r: (-r.priority, r.arrival)))
+
+    def _victim(self) -> Req | None:
+        """Who is retracted first: lowest priority, then the latest to arrive."""
+        return max(
+            [*self.running, *self.prefilling], key=lambda r: (-r.priority, r.arrival), default=None
+        )
+
+    def _retract(self, req: Req) -> None:
+        """Take a request's memory away; it continues later as if nothing had happened."""
+        self.kv.release(req)
+        self._leave(req)
+        req.state = ReqState.RETRACTED
+        req.usage.num_retractions += 1
+        self.counters.num_retractions += 1
+        self._new_token_ratio = min(self._new_token_ratio + 0.2, 1.0)
+        self.waiting.append(req)
+
+    # -- results ----------------------------------------------------------------------------
+
+    def commit(self, batch: Batch, result: BatchResult) -> None:
+        """Take a step's result: append tokens, end what is finished, queue what clients see."""
+        for i, entries in result.prompt_logprobs.items():
+            req = batch.reqs[i]
+            req.pending_prompt_logprobs.extend(entries)
+            req.logprob_from += len(entries)
+        for i, (code, message) in result.errors.items():
+            if batch.reqs[i].state is not ReqState.FINISHED:
+                self._fail(batch.reqs[i], code, message, publish=False)
+        for req in batch.reqs[batch.num_decode :]:
+            if req.state is ReqState.PREFILL and req.computed_len == len(req.ids):
+                self._prompt_done(req)
+        rows = batch.rows[batch.sample_rows]
+        lens = self.pool.lens[rows]
+        self.pool.token_ids[rows, lens] = result.next_ids
+        self.pool.lens[rows] = lens + 1
+        logprobs = result.logprobs
+        for j, (i, token) in enumerate(
+            zip(batch.sample_rows.tolist(), result.next_ids.tolist(), strict=True)
+        ):
+            req = batch.reqs[i]
+            if req.state is not ReqState.RUNNING:
+                continue  # ended or failed in this very step
+            req.ids.append(token)
+            finish = self._finish_reason(req, token)
+            if finish is not None:
+                self._end(req, finish=finish)
+            self._emit(req, [token], [logprobs[j]] if logprobs else None)
+        if self.config.debug:
+            self.check()
+
+    def fail_batch(self, batch: Batch, code: str, message: str) -> None:
+        """The step was lost: so are its requests, and what they had published of it."""
+        for req in batch.reqs:
+            if req.state is not ReqState.FINISHED:
+                self._fail(req, code, message, publish=False)
+        # Whatever this step had put into the tree is unlocked now; the rest is collateral.
+        self.cache.evict(self.cache.evictable_len)
+
+    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
+        """Precedence: EOS or stop token, stop string, length."""
+        if token in req.stop_ids:
+            own = token in req.params.stop_token_ids
+            return FinishReason("stop", token, "token" if own else "eos")
+        if req.stops is not None:
+            matched = req.stops.match_token(token, req.output_len)
+            if matched is not None:
+                return matched
+        if len(req.ids) >= req.limit_len:
+            own = req.output_len == req.params.max_new_tokens
+            return FinishReason("length", None, "max_new_tokens" if own else "context")
+        return None
+
+    def _prompt_done(self, req: Req) -> None:
+        """All of the prompt is computed (or cached): decode it, or end it."""
+        self.prefilling.remove(req)
+        req.state = ReqState.RUNNING
+        if req.announce:
+            self.holds.computed(req, self.clock())
+        if req.params.max_new_tokens == 0:
+            self._end(req, finish=FinishReason("length", None, "max_new_tokens"))
+            self._emit(req, [], None)
+            return
+        self.running.append(req)
+        self._rows_stale = True
+
+    def _emit(self, req: Req, ids: list[int], logprobs: list[object] | None) -> None:
+        usage = req.usage if req.finish is not None else None
+        output = Output(rid=req.rid, ids=ids, finish=req.finish, usage=usage)
+        if req.logprobs is not None and logprobs is not None:
+            output.logprobs = logprobs  # type: ignore[assignment]
+        if req.pending_prompt_logprobs:
+            output.prompt_logprobs = req.pending_prompt_logprobs
+            req.pending_prompt_logprobs = []
+        self.outbox.output(req.client, output)
+
+    def _fail(self, req: Req, code: str, message: str, *, publish: bool = True) -> None:
+        if req.announce:
+            self.holds.lost(req)
+        self._end(req, failed=True, publish=publish)
+        failed = Failed(req.rid, code, message, {}, req.usage)
+        self.outbox.failed(req.client, failed)
+
+    def _end(
+        self,
+        req: Req,
+        *,
+        finish: FinishReason | None = None,
+        failed: bool = False,
+        publish: bool = True,
+    ) -> None:
+        """The one way out: release, leave all queues, count."""
+        assert req.state is not ReqState.FINISHED, req
+        if req.state is ReqState.WAITING and req.fork_id and not req.announce:
+            self.holds.closed(req.client, req.fork_id)
+        req.usage.completion_tokens = req.output_len
+        self.kv.release(req, publish=publish)
+        self._leave(req)
+        req.state, req.finish = ReqState.FINISHED, finish
+        del self._reqs[req.client, req.rid]
+        c, usage = self.counters, req.usage
+        c.num_finished += not failed
+        c.num_failed += failed
+        c.prompt_tokens += usage.cached_tokens + usage.computed_tokens
+        c.cached_tokens += usage.cached_tokens
+        c.computed_tokens += usage.computed_tokens
+        c.recomputed_tokens += usage.recomputed_tokens
+        c.completion_tokens += usage.completion_tokens
+
+    def _leave(self, req: Req) -> None:
+        """Out of whichever list the request's state says."""
+        if req.state is ReqState.RUNNING:
+            if req in self.running:
+                self.running.remove(req)
+                self._rows_stale = True
+        elif req.state is ReqState.PREFILL:
+            self.prefilling.remove(req)
+        elif req in self.waiting:
+            self.waiting.remove(req)
+
+    # -- helpers ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The memory law, and that each request is in exactly one list. For tests and debug."""
+        self.kv.check()
+        rows = {id(r) for r in [*self.running, *self.prefilling]}
+        assert rows == {id(r) for r in self.kv.reqs}, "a row without a state that owns it"
+        assert len(self._reqs) == len(self.waiting) + len(self.prefilling) + len(self.running)
+
+    def _running_rows(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        if self._rows_stale:
+            self._rows = np.array([req.row for req in self.running], np.int32)
+            self._rows_stale = False
+        return self._rows
+
+    def _first_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][2].state is ReqState.FINISHED:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self) -> None:
+        """End what has passed its deadline, release what was held too long."""
+        now = self.clock()
+        self.holds.expire(now)
+        while (first := self._first_deadline()) is not None and first <= now:
+            req = heapq.heappop(self._deadlines)[2]
+            self._fail(req, "deadline_exceeded", "the request's timeout passed")

@@ -1,0 +1,179 @@
+"""Streams: how chunks travel from the receiver's thread to whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from rtlang.errors import DeadlineExceeded, RtlangError
+from rtlang.runtime.chunk import Chunk
+from rtlang.runtime.detokenizer import Detokenizer
+from rtlang.runtime.messages import Output, TokenLogprobs
+
+Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class ChunkQueue:
+    """Chunks of one or several requests; one consumer, from a thread or an event loop."""
+
+    def __init__(self) -> None:
+        self._items: deque[Chunk | RtlangError] = deque()
+        self._ready = threading.Condition()
+        self._waiter: Waiter | None = None
+
+    def put(self, item: Chunk | RtlangError) -> Waiter | None:
+        """Append; returns the event-loop waiter that the caller must wake (see ``wake``)."""
+        with self._ready:
+            self._items.append(item)
+            self._ready.notify()
+            waiter, self._waiter = self._waiter, None
+        return waiter
+
+    def get(self) -> Chunk:
+        """The next chunk; blocks. Raises the request's error when its turn has come."""
+        return _unwrap(self.take())
+
+    async def aget(self) -> Chunk:
+        return _unwrap(await self.atake())
+
+    def take(self) -> Chunk | RtlangError:
+        """The next chunk or error; blocks."""
+        with self._ready:
+            while not self._items:
+                self._ready.wait()
+            return self._items.popleft()
+
+    async def atake(self) -> Chunk | RtlangError:
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._ready:
+                if self._items:
+                    return self._items.popleft()
+                future: asyncio.Future[None] = loop.create_future()
+                self._waiter = (loop, future)
+            await future
+
+
+def _unwrap(item: Chunk | RtlangError) -> Chunk:
+    if isinstance(item, RtlangError):
+        raise item
+    return item
+
+
+def wake(waiters: list[Waiter]) -> None:
+    """Wake event-loop consumers, with one call into each loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for loop, future in waiters:
+        by_loop.setdefault(loop, []).append(future)
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, futures)
+        except RuntimeError:
+            if not loop.is_closed():  # a closed loop has nobody left who waits
+                raise
+
+
+def _set_all(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+class EngineStream:
+    """One running request as its caller sees it; iterate it once, or ``abort`` it.
+
+    Iterating raises the request's error. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        rid: str,
+        detokenizer: Detokenizer | None,
+        abort: Callable[[str], None],
+        *,
+        queue: ChunkQueue | None = None,
+        index: int = 0,
+        choice: int = 0,
+        interval: int = 1,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        """``queue``: share one with other streams, whose chunks then come in order of time;
+        ``interval``: tokens that a chunk holds at least, but for the last; ``on_end``: called
+        once by the receiver's thread, before the last chunk can be seen."""
+        self.rid = rid
+        self.index = index
+        self.choice = choice
+        self.queue = queue or ChunkQueue()
+        self._detokenizer = detokenizer
+        self._abort = abort
+        self._interval = interval
+        self._on_end = on_end
+        self._done = False
+        self._text: list[str] = []  # all deltas, for an error that carries the partial text
+        self._held = Chunk(text="", token_ids=[])
+
+    def __repr__(self) -> str:
+        return f"<EngineStream {self.rid} {'done' if self._done else 'running'}>"
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            chunk = self.queue.get()
+            yield chunk
+            if chunk.finish is not None:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        while True:
+            chunk = await self.queue.aget()
+            yield chunk
+            if chunk.finish is not None:
+                return
+
+    def abort(self) -> None:
+        """End the request, if it still runs; the iteration then raises ``RequestAborted``."""
+        if not self._done:
+            self._abort(self.rid)
+
+    # Called by the receiver's thread only.
+
+    def push(self, output: Output) -> Waiter | None:
+        """Detokenize one step's output; hands on a chunk unless the interval is not full yet."""
+        detokenizer, held = self._detokenizer, self._held
+        if detokenizer is not None:
+            delta = detokenizer.feed(output.ids, output.finish)
+            held.text += delta
+            self._text.append(delta)
+        held.token_ids += output.ids
+        held.logprobs = _concat(held.logprobs, output.logprobs)
+        held.prompt_logprobs = _concat(held.prompt_logprobs, output.prompt_logprobs)
+        if output.finish is None and len(held.token_ids) < self._interval:
+            return None
+        held.index, held.choice = self.index, self.choice
+        if output.finish is not None:
+            self._end()
+            held.finish, held.usage = output.finish, output.usage
+            if detokenizer is not None:
+                held.kept_ids, held.kept_text = detokenizer.kept_ids, detokenizer.kept_text
+        self._held = Chunk(text="", token_ids=[])
+        return self.queue.put(held)
+
+    def fail(self, error: RtlangError) -> Waiter | None:
+        self._end()
+        error.index = self.index
+        error.data["choice"] = self.choice
+        if isinstance(error, DeadlineExceeded):
+            error.data["text"] = "".join(self._text)
+        return self.queue.put(error)
+
+    def _end(self) -> None:
+        self._done = True
+        if self._on_end is not None:
+            self._on_end()
+
+
+def _concat(
+    a: list[TokenLogprobs] | None, b: list[TokenLogprobs] | None
+) -> list[TokenLogprobs] | None:
+    return b if a is None else a + (b or [])

@@ -1,0 +1,228 @@
+"""The scheduler's loop: receive, step, send."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import secrets
+import time
+import traceback
+from typing import Any
+
+import zmq
+
+from rtlang.runtime.batch import Batch
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.executor import Executor
+from rtlang.runtime.messages import (
+    Abort,
+    CloseBranches,
+    Control,
+    Died,
+    Generate,
+    Hello,
+    Reply,
+    Response,
+    decode_request,
+    encode,
+    unpack_ids,
+)
+from rtlang.runtime.req import Req
+from rtlang.runtime.scheduler import Scheduler
+from rtlang.runtime.stops import StopChecker
+from rtlang.runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+#: A client that lets so many answers pile up is taken for dead.
+SEND_HWM = 100_000
+
+
+class Worker:
+    """Owns the scheduler, the executor and the sockets. One thread runs it from start to end."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.tokenizer = tokenizer
+        info = executor.info
+        self.scheduler = Scheduler(
+            config, num_slots=info.max_total_tokens, width=info.context_length
+        )
+        executor.init_pools(self.scheduler.allocator.tensor_len, self.scheduler.pool)
+        self._seeds = random.Random(config.random_seed or secrets.randbits(63))
+        self._context = context
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(endpoint)
+        self._clients: dict[bytes, zmq.Socket[bytes]] = {}
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until a shutdown message; every client hears of the end, however it comes."""
+        message = "the engine was closed"
+        try:
+            while not self._stopping:
+                self._receive()
+                self._step()
+        except BaseException:
+            message = f"the scheduler died: {traceback.format_exc()}"
+            logger.exception("the scheduler died")
+            raise
+        finally:
+            for client in list(self._clients):
+                self._send(client, Died(message))
+            for socket in [self._inbox, *self._clients.values()]:
+                socket.close(linger=500)
+            self.executor.close()
+
+    def _receive(self) -> None:
+        """Take all messages that are there; with nothing to do, sleep until one comes."""
+        if not self.scheduler.has_work:
+            deadline = self.scheduler.next_deadline()
+            timeout = None
+            if deadline is not None:
+                timeout = int(max(0.0, deadline - time.monotonic()) * 1000) + 1
+            if not self._inbox.poll(timeout):
+                return
+        while not self._stopping:
+            try:
+                client, data = self._inbox.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(client, data)
+
+    def _handle(self, client: bytes, data: bytes) -> None:
+        message = decode_request(data)
+        match message:
+            case Generate():
+                self.scheduler.add(self._make_req(client, message))
+            case Abort():
+                self.scheduler.abort(client, message.rid)
+            case CloseBranches():
+                self.scheduler.holds.closed(client, message.fork_id, message.count)
+            case Control():
+                self._control(client, message)
+            case Hello():
+                socket = self._context.socket(zmq.PUSH)
+                socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+                socket.connect(message.endpoint)
+                self._clients[client] = socket
+                self._send(client, Reply(message.call_id, self._hello()))
+
+    def _hello(self) -> dict[str, Any]:
+        info = self.executor.info
+        return {
+            "info": {**dataclasses.asdict(info), "eos_ids": sorted(info.eos_ids)},
+            "context_length": info.context_length,
+            "limit_len": self.scheduler.limit_len,
+            "pool": self.scheduler.allocator.total_len,
+        }
+
+    def _make_req(self, client: bytes, message: Generate) -> Req:
+        ids, params = unpack_ids(message.input_ids), message.params
+        limit = self.scheduler.limit_len
+        if params.max_new_tokens is not None:
+            limit = min(limit, len(ids) + params.max_new_tokens)
+        eos = frozenset() if params.ignore_eos else self.executor.info.eos_ids
+        seed = params.sampling_seed
+        req = Req(
+            rid=message.rid,
+            client=client,
+            ids=ids,
+            prompt_len=len(ids),
+            params=params,
+            seed=self._seeds.randrange(-(2**63), 2**63) if seed is None else seed,
+            limit_len=limit,
+            logprobs=message.logprobs,
+            namespace=message.namespace,
+            priority=message.priority,
+            fork_id=message.fork_id,
+            announce=message.announce,
+            stop_ids=eos | frozenset(params.stop_token_ids),
+        )
+        if message.timeout_s is not None:
+            req.deadline = time.monotonic() + message.timeout_s
+        if message.logprobs is not None and message.logprobs.start_len >= 0:
+            req.want_prompt_logprobs(message.logprobs.start_len)
+        if params.stop or params.stop_regex:
+            assert self.tokenizer is not None, "the client refuses stop strings without a tokenizer"
+            req.stops = StopChecker(self.tokenizer, params)
+        return req
+
+    def _control(self, client: bytes, message: Control) -> None:
+        scheduler = self.scheduler
+        value: Any = None
+        error: tuple[str, str] | None = None
+        if message.op == "stats":
+            value = stats(scheduler)
+        elif message.op == "check":
+            scheduler.check()
+        elif message.op == "flush":
+            counts = scheduler.counts()
+            if scheduler.has_work:
+                text = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+                error = ("engine_busy", f"the cache is in use: {text} request(s)")
+            else:
+                scheduler.flush()
+        elif message.op == "leave":
+            scheduler.drop_client(client)
+        else:
+            assert message.op == "shutdown", message.op
+            self._stopping = True
+        self._send(client, Reply(message.call_id, value, error))
+
+    def _step(self) -> None:
+        batch = self.scheduler.next_batch() if self.scheduler.has_work else None
+        if batch is not None:
+            self._run(batch)
+        elif not self.scheduler.has_work:
+            self.scheduler.expire()
+        for client, response in self.scheduler.outbox.take():
+            self._send(client, response)
+
+    def _run(self, batch: Batch) -> None:
+        try:
+            result = self.executor.execute(batch)
+        except Exception as error:  # the step is lost, the engine is not
+            logger.exception("a step failed; its requests are lost")
+            self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
+            return
+        self.scheduler.commit(batch, result)
+
+    def _send(self, client: bytes, response: Response) -> None:
+        socket = self._clients.get(client)
+        if socket is None:
+            return
+        try:
+            socket.send(encode(response), zmq.NOBLOCK)
+        except zmq.Again:
+            logger.error("client %r does not read its answers; dropped", client)
+            socket.close(linger=0)
+            del self._clients[client]
+            self.scheduler.drop_client(client)
+
+
+def stats(scheduler: Scheduler) -> dict[str, Any]:
+    """Counters, queue states and memory, as ``Engine.stats()`` returns them."""
+    kv, cache = scheduler.kv, scheduler.cache
+    return {
+        **{f: getattr(scheduler.counters, f) for f in scheduler.counters.__slots__},
+        "queue": scheduler.counts(),
+        "total_len": kv.allocator.total_len,
+        "free_len": kv.allocator.free_len,
+        "evictable_len": cache.evictable_len,
+        "locked_len": cache.locked_len,
+        "private_len": kv.private_len,
+        "num_rows_used": scheduler.pool.num_rows - scheduler.pool.num_free,
+        "num_holds": len(scheduler.holds),
+        "evicted_tokens": cache.evicted_tokens,
+    }

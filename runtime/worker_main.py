@@ -1,0 +1,55 @@
+"""The scheduler's own process: reads its job from standard input, serves until that closes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import zmq
+
+from rtlang.errors import RtlangError
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.launch import load_source
+from rtlang.runtime.worker import Worker
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    # Only this protocol may write to the pipe; whatever else prints goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    try:
+        config = EngineConfig(**job["config"])
+        source = load_source(config)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        executor = source.create_executor(config)
+        worker = Worker(config, executor, source.tokenizer, context, job["endpoint"])
+    except RtlangError as error:
+        _answer(answers, error=error.code, message=error.message)
+        sys.exit(1)
+    except Exception:
+        _answer(answers, error="engine_error", message=traceback.format_exc())
+        sys.exit(1)
+    _answer(answers, ready=True)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    worker.run()
+
+
+def _answer(answers: Any, **fields: Any) -> None:
+    answers.write(json.dumps(fields) + "\n")
+    answers.flush()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

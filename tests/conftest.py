@@ -1,0 +1,40 @@
+"""Shared fixtures: engines whose memory law is checked when a test has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rtlang.runtime.engine import Engine
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine() -> Iterator[MakeEngine]:
+    """``make_engine(model, **options)``: an engine in debug mode (the memory law is checked after
+    every step), closed at the end. After the test nothing may be held."""
+    engines: list[Engine] = []
+
+    def make(model: Any, **options: Any) -> Engine:
+        engine = Engine(model, **{"debug": True, **options})
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        if engine.is_alive:
+            assert_balanced(engine)
+        engine.close()
+
+
+def assert_balanced(engine: Engine) -> None:
+    """Nothing runs: all slots are free or evictable, no row and no hold is left."""
+    engine.check()
+    stats = engine.stats()
+    assert sum(stats["queue"].values()) == 0, stats
+    assert stats["free_len"] + stats["evictable_len"] == stats["total_len"], stats
+    assert stats["locked_len"] == stats["private_len"] == stats["num_rows_used"] == 0, stats
+    assert stats["num_holds"] == 0, stats
