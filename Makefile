@@ -1,13 +1,16 @@
+# The two commands of the README are `make demo` and `make test`; both work in a fresh clone.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types slow bench format clean
+.PHONY: demo test lint types slow bench docs format clean
 
 demo: $(VENV)/.installed
-	$(PY) -m rtlang run examples/demo.py
+	$(PY) examples/demo.py
 
-test: $(VENV)/.installed-dev lint types
+# pytest last: its summary is the last line.
+test: lint types
 	$(PY) -m pytest -m "not gpu and not slow"
 
 lint: $(VENV)/.installed-dev
@@ -25,20 +28,27 @@ bench: $(VENV)/.installed
 	$(PY) benchmarks/scheduler_overhead.py
 	$(PY) benchmarks/cpu_vs_transformers.py
 
+docs: $(VENV)/.installed
+	$(PY) docs/write_configuration.py
+
 format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(PY):
+# Files that say what is done: an interrupted step leaves none and is done again.
+$(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.created
+	@echo "Installing into $(VENV); the first time takes minutes."
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.created
+	@echo "Installing into $(VENV), with what the tests need; the first time takes minutes."
+	$(INSTALL) -e '.[dev]'
 	touch $(VENV)/.installed $@

@@ -1,1 +1,87 @@
 """rtlang: a language for LLM programs, and the radix-cache runtime that serves them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rtlang.api import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    raw,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from rtlang.chat import ChatTemplateWarning
+from rtlang.choices import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from rtlang.defaults import flush_cache, set_default_backend, use
+from rtlang.errors import RtlangError
+from rtlang.forks import ForkGroup
+from rtlang.join import Failed
+from rtlang.program import Program, function
+from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.state import ProgramRun, ProgramState
+
+if TYPE_CHECKING:
+    from rtlang.runtime.engine import Engine
+    from rtlang.runtime.result import GenerateResult
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChatTemplateWarning",
+    "Engine",
+    "Failed",
+    "ForkGroup",
+    "GenerateResult",
+    "Program",
+    "ProgramRun",
+    "ProgramState",
+    "RtlangError",
+    "SamplingParams",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "greedy_token_selection",
+    "raw",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "use",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+#: Loaded when first used: the engine needs torch, a program's definition does not.
+_LAZY = {"Engine": "rtlang.runtime.engine", "GenerateResult": "rtlang.runtime.result"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rtlang' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

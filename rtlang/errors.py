@@ -1,6 +1,5 @@
 """The one exception tree: the leaf that every package of the project may import.
 
-
 RtlangError
 ├── ConfigError                 an option of Engine or of the command line is wrong
 │   └── ModelLoadError          unknown model, broken checkpoint, no space to convert it

@@ -8,7 +8,7 @@ from typing import Any
 from rtlang.errors import InvalidParameter, InvalidPrompt, PromptTooLong, Unsupported
 from rtlang.runtime.executor import ModelInfo
 from rtlang.runtime.messages import LogprobOptions
-from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.sampling_params import SamplingParams, check_against_vocab
 from rtlang.runtime.stops import compile_stop_regex
 
 MAX_TOP_LOGPROBS = 1000
@@ -40,14 +40,7 @@ def check_length(prompt_len: int, params: SamplingParams, limits: dict[str, Any]
 
 def check_params(params: SamplingParams, info: ModelInfo, *, has_tokenizer: bool) -> None:
     """What ``SamplingParams`` could not check without knowing the model."""
-    for name, ids in (("logit_bias", params.logit_bias or {}),
-                      ("stop_token_ids", params.stop_token_ids)):  # fmt: skip
-        for i in ids:
-            if i >= info.vocab_size:
-                raise InvalidParameter(
-                    f"{name}: token id {i} is outside the vocabulary of {info.vocab_size}",
-                    param=name,
-                )
+    check_against_vocab(params, info.vocab_size)
     if (params.stop or params.stop_regex) and not has_tokenizer:
         raise Unsupported("stop strings need a tokenizer, and this model has none", param="stop")
     for pattern in params.stop_regex:

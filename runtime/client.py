@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -82,8 +83,12 @@ class SchedulerClient:
         with self._lock:
             self._raise_if_dead()
             assert stream.rid not in self._streams
-            self._streams[stream.rid] = stream
-            self._send(message)
+            self._streams[stream.rid] = stream  # before the answer can come
+            try:
+                self._send(message)
+            except SchedulerDied:
+                del self._streams[stream.rid]
+                raise
 
     def abort(self, rid: str) -> None:
         self._tell(Abort(rid))
@@ -112,12 +117,19 @@ class SchedulerClient:
             self._receiver.join()
 
     def _tell(self, message: Request) -> None:
+        """Say something that needs no answer; a scheduler that is gone need not hear it."""
         with self._lock:
             if self._dead is None:
-                self._send(message)
+                with contextlib.suppress(SchedulerDied):
+                    self._send(message)
 
     def _send(self, message: Request) -> None:
-        self._out.send_multipart([self.id, encode(message)])
+        # The queue is unbounded, so this only fails when nobody is at the other end any more. A
+        # blocking send would then wait for ever, with the lock held.
+        try:
+            self._out.send_multipart([self.id, encode(message)], zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise SchedulerDied("the scheduler has ended") from error
 
     def _call(self, make: Callable[[str], Request], timeout: float | None = None) -> Any:
         call = _Call()

@@ -32,6 +32,7 @@ class EngineConfig:
     dtype: str = _field("auto", "auto (float32 on CPU) | float32 | bfloat16 | float16")
     kv_cache_dtype: str = _field("auto", "auto: as dtype")
     quantization: str | None = _field(None, "none is built yet")
+    chat_template: str | None = _field(None, "file with a Jinja chat template; none: the model's")
     trust_remote_code: bool = _field(False, "not built: model code is never downloaded")
     context_length: int | None = _field(None, "tokens; none: the model's own")
     device: str = _field("auto", "auto | cpu")

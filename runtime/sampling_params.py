@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import re
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from rtlang.errors import InvalidParameter, Unsupported
 
 MAX_STOPS = 32
+MAX_STOP_LEN = 1024
 MAX_STOP_REGEX_LEN = 256
 MAX_N = 128
 INT64 = 2**63
@@ -60,7 +62,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_ints(self)
         _check_floats(self)
         _check_stops(self)
-        _check_bias(self.logit_bias)
+        if self.logit_bias is not None:
+            _check_bias(self.logit_bias)
+            # A copy of our own: the caller may go on changing his.
+            msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -68,8 +73,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return temperature < GREEDY_BELOW or self.top_k == 1
 
     def resolve(self, chat_defaults: Mapping[str, Any] | None = None) -> SamplingParams:
-        """The same parameters with no ``None`` left but ``max_new_tokens`` and the seed."""
+        """The same parameters with no ``None`` left but the length, the bias and the seed."""
         values = {**_DEFAULTS, **(chat_defaults or {})}
+        values["top_k"] = values["top_k"] or -1  # in a generation_config.json, 0 means all
         fill = {k: values[k] for k in _DEFAULTS if getattr(self, k) is None}
         return msgspec.structs.replace(self, **fill) if fill else self
 
@@ -83,6 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return cls()
         if isinstance(given, SamplingParams):
             return given
+        if not isinstance(given, Mapping):
+            raise _bad("sampling_params", f"must be a mapping, got {type(given).__name__}")
         kwargs: dict[str, Any] = {}
         for name, value in given.items():
             if name in NOT_BUILT:
@@ -104,31 +112,40 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+def check_against_vocab(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ``InvalidParameter`` for a token id that the model does not have."""
+    named = {"logit_bias": params.logit_bias or {}, "stop_token_ids": params.stop_token_ids}
+    for name, ids in named.items():
+        for i in ids:
+            if i >= vocab_size:
+                raise _bad(name, f"has token id {i}, outside the vocabulary of {vocab_size}")
+
+
 def _bad(param: str, message: str) -> InvalidParameter:
     return InvalidParameter(f"{param} {message}", param=param)
 
 
 def _coerce(name: str, value: Any) -> Any:
     """Lists to tuples, one stop to a tuple of one, bias keys to ids. Copies what it was given."""
-    if name in ("stop", "stop_regex"):
-        return (value,) if isinstance(value, str) else tuple(value)
-    if name == "stop_token_ids":
-        return (value,) if isinstance(value, int) else tuple(value)
-    if name == "logit_bias":
-        if not isinstance(value, Mapping):
-            raise _bad(name, "must map token ids to numbers")
-        return {_bias_key(key): bias for key, bias in value.items()}
+    if name in ("stop", "stop_regex", "stop_token_ids"):
+        one = int if name == "stop_token_ids" else str
+        if isinstance(value, list | tuple):
+            return tuple(value)
+        return (value,) if isinstance(value, one) else value
+    if name == "logit_bias" and isinstance(value, Mapping):
+        bias = {_bias_key(key): number for key, number in value.items()}
+        if len(bias) < len(value):
+            raise _bad(name, "names a token id twice")
+        return bias
     return value
 
 
-def _bias_key(key: Any) -> int:
-    try:
-        return int(key)
-    except (TypeError, ValueError):
-        raise _bad("logit_bias", f"has the key {key!r}, which is no token id") from None
+def _bias_key(key: Any) -> Any:
+    """JSON's keys are strings; whatever is no integer stays, for the check to name it."""
+    return int(key) if isinstance(key, str) and re.fullmatch("-?[0-9]{1,20}", key) else key
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -146,7 +163,8 @@ def _check_ints(p: SamplingParams) -> None:
         if value is None and name in ("max_new_tokens", "top_k", "sampling_seed"):
             continue
         if not _is_int(value) or not low <= value <= high:
-            raise _bad(name, f"must be an integer of at least {low}, got {value!r}")
+            bound = f"of at least {low}" if high == INT64 - 1 else f"in [{low}, {high}]"
+            raise _bad(name, f"must be an integer {bound}, got {value!r}")
     if p.top_k == 0:
         raise _bad("top_k", "must be -1 (all) or at least 1, got 0")
     if p.max_new_tokens is not None and p.min_new_tokens > p.max_new_tokens:
@@ -162,7 +180,10 @@ def _check_ints(p: SamplingParams) -> None:
 def _check_floats(p: SamplingParams) -> None:
     # Written so that NaN fails every check.
     checks: dict[str, tuple[Callable[[float], bool], str]] = {
-        "temperature": (lambda v: 0.0 <= v < math.inf, "must be a finite number of at least 0"),
+        "temperature": (
+            lambda v: 0.0 <= v <= sys.float_info.max,
+            "must be a finite number of at least 0",
+        ),
         "top_p": (
             lambda v: 0.0 < v <= 1.0,
             "must be in (0, 1]; for greedy decoding set temperature=0",
@@ -183,10 +204,16 @@ def _check_floats(p: SamplingParams) -> None:
 def _check_stops(p: SamplingParams) -> None:
     for name in ("stop", "stop_regex"):
         values = getattr(p, name)
-        if not isinstance(values, tuple) or len(values) > MAX_STOPS:
-            raise _bad(name, f"must be at most {MAX_STOPS} strings")
-        if any(not isinstance(v, str) or not v for v in values):
-            raise _bad(name, "must hold non-empty strings")
+        if not isinstance(values, tuple) or any(not isinstance(v, str) for v in values):
+            raise _bad(name, f"must be a string or a list of strings, got {values!r}")
+        if len(values) > MAX_STOPS:
+            raise _bad(name, f"may have {MAX_STOPS} strings at most, got {len(values)}")
+        if not all(values):
+            raise _bad(name, "must not hold the empty string")
+        if any("\ud800" <= c <= "\udfff" for v in values for c in v):
+            raise _bad(name, "has no UTF-8 form: it holds a lone surrogate")
+    if any(len(v) > MAX_STOP_LEN for v in p.stop):
+        raise _bad("stop", f"may have {MAX_STOP_LEN} characters at most")
     if any(len(v) > MAX_STOP_REGEX_LEN for v in p.stop_regex):
         raise _bad("stop_regex", f"may have {MAX_STOP_REGEX_LEN} characters at most")
     ids = p.stop_token_ids
@@ -194,13 +221,12 @@ def _check_stops(p: SamplingParams) -> None:
         raise _bad("stop_token_ids", f"must be token ids, got {ids!r}")
 
 
-def _check_bias(bias: dict[int, float] | None) -> None:
-    for key, value in (bias or {}).items():
+def _check_bias(bias: dict[int, float]) -> None:
+    if not isinstance(bias, dict):
+        raise _bad("logit_bias", f"must map token ids to numbers, got {bias!r}")
+    for key, value in bias.items():
         if not _is_int(key) or key < 0:
             raise _bad("logit_bias", f"has the key {key!r}, which is no token id")
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not -100 <= value <= 100
-        ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not -100 <= value <= 100:
             raise _bad("logit_bias", f"of {key} must be in [-100, 100], got {value!r}")

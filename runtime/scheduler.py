@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rtlang.errors import EngineError
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.counters import Counters
@@ -383,7 +384,11 @@ class Scheduler:
             if req.state is not ReqState.RUNNING:
                 continue  # ended or failed in this very step
             req.ids.append(token)
-            finish = self._finish_reason(req, token)
+            try:
+                finish = self._finish_reason(req, token)
+            except EngineError as error:  # a stop regex that takes too long is its sender's
+                self._fail(req, error.code, error.message)
+                continue
             if finish is not None:
                 self._end(req, finish=finish)
             self._emit(req, [token], [logprobs[j]] if logprobs else None)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from rtlang.errors import DeadlineExceeded, RtlangError
+from rtlang.errors import DeadlineExceeded, EngineError, RtlangError
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.detokenizer import Detokenizer
 from rtlang.runtime.messages import Output, TokenLogprobs
@@ -141,8 +141,14 @@ class EngineStream:
     def push(self, output: Output) -> Waiter | None:
         """Detokenize one step's output; hands on a chunk unless the interval is not full yet."""
         detokenizer, held = self._detokenizer, self._held
+        if self._done:
+            return None
         if detokenizer is not None:
-            delta = detokenizer.feed(output.ids, output.finish)
+            try:
+                delta = detokenizer.feed(output.ids, output.finish)
+            except EngineError as error:  # its own stop regex takes too long
+                self.abort()
+                return self.fail(error)
             held.text += delta
             self._text.append(delta)
         held.token_ids += output.ids
@@ -160,6 +166,8 @@ class EngineStream:
         return self.queue.put(held)
 
     def fail(self, error: RtlangError) -> Waiter | None:
+        if self._done:
+            return None
         self._end()
         error.index = self.index
         error.data["choice"] = self.choice

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from rtlang.errors import InvalidPrompt
+
 Message = Mapping[str, Any]
+
+
+def check_text(text: str) -> None:
+    """Raises ``InvalidPrompt`` for what is no text, or has no UTF-8 (a lone surrogate)."""
+    if not isinstance(text, str):
+        raise InvalidPrompt(f"expected text, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidPrompt(f"the text has no UTF-8 form: {error}") from error
 
 
 class Tokenizer(Protocol):
@@ -38,7 +50,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids as the continuation of a prompt; invalid UTF-8 becomes U+FFFD."""
+        """Text of ids as the continuation of a prompt; invalid UTF-8 becomes U+FFFD.
+
+        Ids from ``vocab_size`` on only pad a model's vocabulary: no text. Raises
+        ``InvalidPrompt`` for a negative id.
+        """
         ...
 
     def render_chat(
@@ -52,13 +68,27 @@ class Tokenizer(Protocol):
         """The chat template's text. What users wrote is marked so that ``encode_rendered`` can
         tell it from the template's own: control tokens spelled in it are made harmless.
 
-        Raises ``ChatTemplateError`` with the template's own message, or with a hint if there is
-        no template.
+        ``continue_final_message``: the last message stays open, nothing comes after its text
+        (so there is no generation prompt either). ``tools`` and other ``template_kwargs`` go to
+        the template. Changes nothing that it is given. Raises ``InvalidPrompt`` for what is no
+        message, ``ChatTemplateError`` with the template's own message, or with a hint if there
+        is no template.
         """
         ...
 
-    def encode_rendered(self, rendered: str) -> list[int]:
-        """Ids of (the rest of) a rendered chat: no BOS added, the template writes its own."""
+    def encode_rendered(self, rendered: str, *, continued: bool = False) -> list[int]:
+        """Ids of a rendered chat: no BOS added, the template writes its own.
+
+        ``continued``: it is the rest of a chat whose ids are known up to here; only then is a
+        first word, too, without the dummy space of SentencePiece-style tokenizers.
+        """
+        ...
+
+    def defuse(self, text: str) -> str:
+        """A user's text as ``render_chat`` puts it into a rendering: control tokens marked.
+
+        ``defuse(a + b)`` starts with ``defuse(a)``.
+        """
         ...
 
     def plain(self, rendered: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.messages import LogprobOptions
@@ -64,11 +64,17 @@ class Backend(Protocol):
         ...
 
     def announce(
-        self, input_ids: Sequence[int], branches: int, **options: Any
+        self,
+        input_ids: Sequence[int],
+        branches: int,
+        *,
+        namespace: str = "",
+        priority: int = 0,
     ) -> tuple[str, Stream]:
         """Compute a prefix once and keep it until ``branches`` requests that carry the returned
-        fork id were admitted or closed. The stream ends when the prefix is computed.
-        ``options`` are ``namespace`` and ``priority``."""
+        fork id were admitted or closed. The stream ends when the prefix is computed."""
         ...
 
     def close_branches(self, fork_id: str, count: int) -> None: ...
+
+    def flush_cache(self) -> None: ...

@@ -15,9 +15,9 @@ class TokenToKVPool:
 
     def __init__(self, spec: DecoderSpec, num_slots: int, dtype: torch.dtype) -> None:
         shape = (spec.num_kv_heads, num_slots, spec.head_dim)
-        # Memory that nobody has written is never read; zeros only make that cheap to believe.
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(spec.num_layers)]
+        # Not zeroed: memory that nobody has written is never read, and untouched pages cost nothing.
+        self.keys = [torch.empty(shape, dtype=dtype) for _ in range(spec.num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype) for _ in range(spec.num_layers)]
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:

@@ -1,7 +1,8 @@
 """RadixCache: the tree of token chains whose KV is kept, and who may not be evicted.
 
-A node holds the part of a chain in which nobody diverges. Chains compare as bytes of int32 (one
-memcmp a node); a node's children are found by the bytes of their first page.
+Each namespace has a root of its own, kept while tokens hang from it. A node holds the part of a
+chain in which nobody diverges. Chains compare as bytes of int32 (one memcmp a node); a node's
+children are found by the bytes of their first page.
 Source of the idea: RadixAttention, arXiv 2312.07104, section 3.
 """
 
@@ -23,7 +24,14 @@ NO_SLOTS: Int32s = np.zeros(0, np.int32)
 
 
 class TreeNode:
-    """One run of tokens. ``lock_ref`` counts the requests whose chain ends here or below."""
+    """One run of tokens below its parent's; a root holds none. Only ``RadixCache`` writes it.
+
+    key       int32 bytes of the token ids, ``ITEM`` bytes a token
+    slots     [num_tokens] int32, owned by the tree
+    lock_ref  locks on this node or below it
+    hits      how many matches covered this node
+    stamp     logical time of the last match or insert through it, never older than a child's
+    """
 
     __slots__ = (
         "children", "hits", "key", "lock_ref", "namespace", "parent", "protected", "slots", "stamp",
@@ -119,6 +127,7 @@ class RadixCache:
         caller's where they differ from the tree's.
         """
         assert len(ids) == len(slots) and len(ids) % self.page_size == 0, (len(ids), len(slots))
+        assert slots.dtype == np.int32 and ids.itemsize == ITEM, (slots.dtype, ids.typecode)
         if not self.enabled or not ids:
             return 0, self._roots.get(namespace) or self._new_root(namespace)
         data = ids.tobytes()
@@ -127,6 +136,10 @@ class RadixCache:
             node, pos = self._enter_partly(node, data, pos)
         cached_len = pos // ITEM
         self._clock += 1
+        at = node
+        while at.parent is not None:
+            at.stamp = self._clock
+            at = at.parent
         if cached_len < len(ids):
             if node.parent is None:
                 self._roots[namespace] = node
@@ -139,7 +152,8 @@ class RadixCache:
         return cached_len, node
 
     def inc_lock_ref(self, node: TreeNode) -> None:
-        """Keep ``node`` and all its ancestors from eviction."""
+        """Keep ``node`` and all its ancestors from eviction. May be repeated."""
+        assert node.parent is not None or not node.num_tokens, f"not in the tree: {node}"
         at: TreeNode | None = node
         while at is not None:
             if at.lock_ref == 0:
@@ -162,7 +176,10 @@ class RadixCache:
             at = at.parent
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least so many tokens to the allocator, as far as there are; returns how many."""
+        """Free at least so many tokens to the allocator, as far as there are; returns how many.
+
+        Whole leaves go, in the policy's order; a locked node stays.
+        """
         freed = 0
         while freed < num_tokens:
             node = self._eviction.pop()
@@ -174,7 +191,10 @@ class RadixCache:
         return freed
 
     def drop_path(self, node: TreeNode) -> int:
-        """Drop ``node``, then each ancestor that is left without child and lock (bad KV)."""
+        """Drop ``node``, then each ancestor that is left without child and lock (bad KV).
+
+        Returns the tokens freed: 0 if ``node`` is locked, has children or is gone already.
+        """
         dropped = 0
         while node.is_evictable_leaf:
             parent = node.parent
@@ -189,6 +209,7 @@ class RadixCache:
         assert self.locked_len == 0, f"{self.locked_len} tokens are locked"
         for node in list(self.walk()):
             self.allocator.free(node.slots)
+            node.parent = None  # a handle that somebody kept can be told from a live one
         self._roots = {}
         self._eviction = create_eviction(self._policy)
         self.evictable_len = 0
@@ -206,6 +227,7 @@ class RadixCache:
     # -- inside -----------------------------------------------------------------------------
 
     def _key(self, ids: array[int], limit: int | None) -> bytes:
+        assert ids.itemsize == ITEM and (limit is None or limit >= 0), (ids.typecode, limit)
         length = len(ids) if limit is None else min(len(ids), limit)
         length -= length % self.page_size
         return ids[:length].tobytes() if length < len(ids) else ids.tobytes()
@@ -249,13 +271,15 @@ class RadixCache:
         return common - common % self.page_size
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Cut ``node`` after ``length`` tokens. The new node is the upper part: whoever holds
-        ``node`` still holds the end of its chain."""
+        """Cut ``node`` after ``length`` tokens; returns the new node, which is the upper part:
+        whoever holds ``node`` still holds the end of its chain."""
         assert node.parent is not None and 0 < length < node.num_tokens
-        upper = TreeNode(node.parent, node.key[: length * ITEM], node.slots[:length], node.stamp)
+        # Copies: a view would keep the whole array alive after its other half is evicted.
+        head, tail = node.slots[:length].copy(), node.slots[length:].copy()
+        upper = TreeNode(node.parent, node.key[: length * ITEM], head, node.stamp)
         upper.lock_ref, upper.hits, upper.protected = node.lock_ref, node.hits, node.protected
         node.parent.children[self._first_page(upper.key)] = upper
-        node.parent, node.key, node.slots = upper, node.key[length * ITEM :], node.slots[length:]
+        node.parent, node.key, node.slots = upper, node.key[length * ITEM :], tail
         upper.children[self._first_page(node.key)] = node
         self._eviction.split(upper, node)
         return upper
@@ -267,8 +291,8 @@ class RadixCache:
         at: TreeNode | None = node
         while at is not None and at.parent is not None:
             at.stamp = self._clock
-            self._eviction.hit(at, self.total_len)
             at.hits += 1
+            self._eviction.hit(at, self.total_len)
             parts.append(at.slots)
             at = at.parent
         return np.concatenate(parts[::-1]) if parts else NO_SLOTS
@@ -289,25 +313,33 @@ class RadixCache:
 
     def check_integrity(self) -> None:
         """Assert every invariant of the tree. Walks all of it: for tests and debug."""
-        evictable = locked = 0
-        pending = self._eviction.pending()
-        seen: list[Int32s] = []
-        for node in self.walk():
-            assert len(node.key) == node.num_tokens * ITEM
-            assert node.num_tokens % self.page_size == 0 and node.num_tokens > 0
-            assert node.parent is not None
-            assert node.parent.children[self._first_page(node.key)] is node
-            assert node.lock_ref >= sum(c.lock_ref for c in node.children.values()), node
-            if node.lock_ref:
-                locked += node.num_tokens
-            else:
-                evictable += node.num_tokens
-            assert not node.is_evictable_leaf or id(node) in pending, f"lost leaf {node}"
-            seen.append(node.slots)
-        assert (evictable, locked) == (self.evictable_len, self.locked_len), (
-            evictable, locked, self.evictable_len, self.locked_len,
-        )  # fmt: skip
-        slots = np.concatenate(seen) if seen else NO_SLOTS
+        nodes = list(self.walk())
+        for node in nodes:
+            self._check_node(node)
+        locked = sum(node.num_tokens for node in nodes if node.lock_ref)
+        evictable = sum(node.num_tokens for node in nodes if not node.lock_ref)
+        counted = (self.evictable_len, self.locked_len)
+        assert (evictable, locked) == counted, (evictable, locked, counted)
+        slots = np.concatenate([node.slots for node in nodes]) if nodes else NO_SLOTS
         assert len(np.unique(slots)) == len(slots), "a slot is in two nodes"
+        first = slots.reshape(-1, self.page_size)[:, :1]
+        run = first + np.arange(self.page_size)
+        assert (first % self.page_size == 0).all() and np.array_equal(run.reshape(-1), slots), (
+            "a node holds parts of pages"
+        )
+        self._eviction.check(nodes)
         for namespace, root in self._roots.items():
             assert root.children, f"the empty namespace {namespace!r} is kept"
+            assert root.parent is None and root.namespace == namespace and not root.num_tokens
+            assert root.lock_ref >= sum(c.lock_ref for c in root.children.values()), namespace
+
+    def _check_node(self, node: TreeNode) -> None:
+        assert node.parent is not None
+        assert node.parent.children[self._first_page(node.key)] is node, node
+        assert node.namespace == node.parent.namespace, node
+        assert len(node.key) == node.num_tokens * ITEM, node
+        assert node.num_tokens % self.page_size == 0 and node.num_tokens > 0, node
+        assert node.lock_ref >= sum(c.lock_ref for c in node.children.values()), node
+        if node.parent.parent is not None:
+            assert node.parent.stamp >= node.stamp and node.parent.hits >= node.hits, node
+        assert node.slots.base is None, f"{node} keeps a foreign array alive"

@@ -17,7 +17,12 @@ class SlotAllocator:
     """
 
     def __init__(self, num_slots: int, page_size: int = 1, *, debug: bool = False) -> None:
-        """``num_slots`` is rounded down to whole pages. ``debug``: a wrong ``free`` asserts."""
+        """``num_slots`` is rounded down to whole pages; ``ConfigError`` if none is left.
+
+        ``debug``: a ``free`` of pages that are free, foreign or not whole asserts.
+        """
+        if page_size < 1:
+            raise ConfigError(f"page_size must be at least 1, got {page_size}")
         num_pages = num_slots // page_size
         if num_pages < 1:
             raise ConfigError(f"a pool of {num_slots} tokens holds no page of {page_size}")
@@ -36,6 +41,7 @@ class SlotAllocator:
         return self._num_free * self.page_size
 
     def reset(self) -> None:
+        """All pages are free again, whoever had them."""
         self._num_free = self.total_len // self.page_size
         self._pages[:] = np.arange(self._num_free, 0, -1)
         self._is_free[:] = True
@@ -43,7 +49,7 @@ class SlotAllocator:
 
     def alloc(self, count: int) -> Int32s | None:
         """``count`` slots (a multiple of the page size) as page-aligned runs; None if too many."""
-        assert count % self.page_size == 0, (count, self.page_size)
+        assert count >= 0 and count % self.page_size == 0, (count, self.page_size)
         num_pages = count // self.page_size
         if num_pages > self._num_free:
             return None

@@ -11,14 +11,17 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rtlang.errors import ModelLoadError
 
 #: Changes when the converted files would: old entries are then left alone.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
+#: Longest wait for another process that makes the same entry. A conversion takes a minute.
+LOCK_TIMEOUT_S = 1800.0
 _EDGE = 1 << 20
 Converter = Callable[[Path, Path], None]
 
@@ -32,71 +35,122 @@ def converted(gguf: Path, converter: Converter | None = None) -> Path:
     """The converted folder of a GGUF file; makes it if it is not there.
 
     Safe with several threads and processes at once: one converts, the others wait. A folder
-    appears whole or not at all. Raises ``ModelLoadError``.
+    appears whole or not at all. ``converter(gguf, folder)`` fills an empty folder. Raises
+    ``ModelLoadError``.
     """
-    check_magic(gguf)
-    entry = cache_root() / f"{gguf.stem}-{_fingerprint(gguf)}-v{CONVERTER_VERSION}"
+    entry = cache_root() / f"{gguf.stem[:60]}-{_fingerprint(gguf)}-v{CONVERTER_VERSION}"
     if entry.is_dir():
         return entry
-    with locked(entry):
+    with locked(entry) as scratch:
         if not entry.is_dir():
-            _convert(gguf, entry, converter or _default_converter())
+            say(f"converting {gguf.name} (once, less than a minute)")
+            _convert(gguf, entry, scratch, converter or _default_converter())
     return entry
 
 
-def check_magic(gguf: Path) -> None:
-    with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelLoadError(f"{gguf} is no GGUF file (its first bytes are wrong)")
+def say(line: str) -> None:
+    print(f"rtlang: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def locked(entry: Path) -> Iterator[None]:
-    """Hold the lock file beside ``entry``; it ends with its process, however that ends."""
+def locked(entry: Path) -> Iterator[Path]:
+    """Hold the lock of a cache entry; yields a new, empty folder beside it to prepare it in.
+
+    The lock ends with its process, however that ends; what a dead holder left in the folder is
+    removed. So is, at the end, what this one leaves in it.
+    """
+    scratch = entry.parent / f".{entry.name}.tmp"
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         file = (entry.parent / f".{entry.name}.lock").open("w")
     except OSError as error:
-        raise ModelLoadError(f"cannot write to the model cache {entry.parent}: {error}") from error
+        raise _unwritable(entry.parent, error) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _lock(file.fileno(), entry)
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            scratch.mkdir()
+        except OSError as error:
+            raise _unwritable(entry.parent, error) from error
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _convert(gguf: Path, entry: Path, converter: Converter) -> None:
-    for stale in entry.parent.glob(f".{entry.name}.tmp-*"):  # of a process that died
-        shutil.rmtree(stale, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{entry.name}.tmp-", dir=entry.parent))
+def no_space(what: str, need: int, where: Path) -> ModelLoadError:
+    """``need`` in bytes."""
+    return ModelLoadError(
+        f"no space left for {what}: it needs about {-(-need // 10**6)} MB in {where}; free some, "
+        f"or move the cache with XDG_CACHE_HOME"
+    )
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk or a quota is full; safetensors says so in words only."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return "No space left" in str(error) or "os error 28" in str(error)
+
+
+def _lock(fd: int, entry: Path) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    waiting = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not waiting:
+                say(f"waiting for another process that prepares {entry.name}")
+            waiting = True
+        except OSError as error:
+            raise _unwritable(entry.parent, error) from error
+        if time.monotonic() > deadline:
+            raise ModelLoadError(
+                f"another process has been preparing {entry} for {LOCK_TIMEOUT_S:.0f} s; end it"
+            )
+        time.sleep(0.1)
+
+
+def _convert(gguf: Path, entry: Path, scratch: Path, converter: Converter) -> None:
     try:
         converter(gguf, scratch)
-        scratch.chmod(0o755)
+        for file in scratch.iterdir():
+            file.chmod(0o644)  # whoever may read the cache
         scratch.rename(entry)
+    except ModelLoadError:
+        raise
     except Exception as error:
-        raise _conversion_error(gguf, entry, error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _conversion_error(gguf: Path, entry: Path, error: Exception) -> ModelLoadError:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full or "No space left" in str(error):
-        need = gguf.stat().st_size * 6 >> 20
-        return ModelLoadError(
-            f"no space left to convert {gguf.name}: about {need} MB are needed in {entry.parent}"
-        )
-    if isinstance(error, ModelLoadError):
-        return error
-    return ModelLoadError(f"{gguf} cannot be converted: {type(error).__name__}: {error}")
+        if is_full(error):
+            # 4-bit weights, the usual ones, become seven times as large in fp32.
+            raise no_space(gguf.name, gguf.stat().st_size * 7, entry.parent) from error
+        raise ModelLoadError(
+            f"{gguf} cannot be converted: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _fingerprint(gguf: Path) -> str:
     """Size and both ends of the file: enough to tell one GGUF from another."""
-    digest = hashlib.sha256(str(gguf.stat().st_size).encode())
-    with gguf.open("rb") as file:
-        digest.update(file.read(_EDGE))
-        file.seek(max(0, gguf.stat().st_size - _EDGE))
-        digest.update(file.read(_EDGE))
-    return digest.hexdigest()[:12]
+    try:
+        with gguf.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_EDGE)
+            file.seek(max(0, size - _EDGE))
+            tail = file.read(_EDGE)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {gguf}: {error}") from error
+    if head[:4] != b"GGUF":
+        raise ModelLoadError(f"{gguf} is no GGUF file: it starts with {head[:4]!r}")
+    return hashlib.sha256(b"%d:" % size + head + tail).hexdigest()[:12]
+
+
+def _unwritable(folder: Path, error: OSError) -> ModelLoadError:
+    if is_full(error):
+        return ModelLoadError(f"no space left in the model cache {folder}: {error}")
+    return ModelLoadError(
+        f"cannot write to the model cache {folder}: {error}; move it with XDG_CACHE_HOME"
+    )
 
 
 def _default_converter() -> Converter:

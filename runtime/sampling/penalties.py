@@ -1,48 +1,90 @@
-"""What changes logits before the draw: penalties, bias, forbidden ids, packed masks."""
+"""What changes logits before the draw: penalties by the row's history, packed masks."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rtlang.runtime.batch import Int32s
 from rtlang.runtime.mem.rows import ReqToTokenPool
 
+Float32s = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.intp]
+
+
+def penalise_plain(
+    logits: torch.Tensor,
+    tokens: Int32s,
+    prompt_len: int,
+    repetition: float,
+    frequency: float,
+    presence: float,
+) -> torch.Tensor:
+    """One row after its penalties: repetition (prompt and output, once a distinct token: a
+    positive logit is divided, a negative one multiplied), then frequency and presence (output).
+
+    logits  [vocab_size] fp32, not changed
+    tokens  [len] prompt and generated ids
+    """
+    result = logits.clone()
+    for token in set(tokens.tolist()):
+        value = result[token]
+        result[token] = value / repetition if value > 0 else value * repetition
+    output = tokens[prompt_len:].tolist()
+    for token in set(output):
+        result[token] -= frequency * output.count(token) + presence
+    return result
+
 
 def apply_penalties(
     logits: torch.Tensor,
+    samples: Ids,
     rows: Int32s,
     pool: ReqToTokenPool,
-    repetition: torch.Tensor,
-    frequency: torch.Tensor,
-    presence: torch.Tensor,
-) -> torch.Tensor:
-    """Repetition (prompt and output, once a distinct token: a positive logit is divided, a
-    negative one multiplied), then frequency and presence (output only).
+    repetition: Float32s,
+    frequency: Float32s,
+    presence: Float32s,
+) -> None:
+    """``penalise_plain`` on many rows at once, in place; touches only tokens of the histories.
 
-    logits                           [num_rows, vocab_size] fp32; a new tensor is returned
-    repetition, frequency, presence  [num_rows] fp32
+    logits   [num_samples, vocab_size] fp32, contiguous; rows ``samples`` are changed
+    samples  [n] rows of ``logits``; all that follow are of the same length
+    rows     [n] pool rows; the histories are ``pool.token_ids[row, :pool.lens[row]]``
     """
-    lens, width = pool.lens[rows], int(pool.lens[rows].max())
-    tokens = torch.from_numpy(pool.token_ids[rows, :width].astype(np.int64)).to(logits.device)
-    columns = np.arange(width)
-    known = torch.from_numpy(columns < lens[:, None]).to(logits.device)
-    generated = known & torch.from_numpy(columns >= pool.prompt_lens[rows][:, None]).to(known)
-    seen = torch.zeros_like(logits).scatter_add_(1, tokens, known.float()) > 0
-    counts = torch.zeros_like(logits).scatter_add_(1, tokens, generated.float())
-    factor = repetition[:, None]
-    penalised = torch.where(logits > 0, logits / factor, logits * factor)
-    logits = torch.where(seen, penalised, logits)
-    return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
+    lens = pool.lens[rows][:, None]
+    columns = np.arange(lens.max())
+    known = columns < lens  # [n, width]
+    generated = known & (columns >= pool.prompt_lens[rows][:, None])
+    # A token's place in the flattened logits.
+    places = pool.token_ids[rows, : len(columns)] + samples[:, None] * logits.shape[1]
+    owner = np.broadcast_to(np.arange(len(rows))[:, None], known.shape)
+    flat = logits.view(-1)
+
+    def on_device(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)
+
+    at = on_device(places[known])
+    factor = on_device(repetition[owner[known]])
+    values = flat[at]
+    # A token that occurs often is written often, but always the same value.
+    flat[at] = torch.where(values > 0, values / factor, values * factor)
+
+    distinct, first, counts = np.unique(places[generated], return_index=True, return_counts=True)
+    of = owner[generated][first]
+    minus = frequency[of] * counts.astype(np.float32) + presence[of]
+    at = on_device(distinct)
+    flat[at] = flat[at] - on_device(minus)
 
 
-def apply_mask_bits(logits: torch.Tensor, mask_bits: torch.Tensor) -> None:
-    """Set every token whose bit is 0 to -inf, in place.
+def unpack_mask(mask_bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[num_rows, vocab_size] bool, True where a token is allowed.
 
     mask_bits  [num_rows, ceil(vocab_size / 32)] int32; token t is bit t % 32 of word t // 32
     """
-    words = mask_bits.to(torch.int64) & 0xFFFFFFFF
-    shifts = torch.arange(32, device=logits.device)
-    bits = (words[:, :, None] >> shifts) & 1
-    allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]].bool()
-    logits.masked_fill_(~allowed, float("-inf"))
+    assert mask_bits.dtype == torch.int32, mask_bits.dtype
+    assert mask_bits.shape[1] == -(-vocab_size // 32), (mask_bits.shape, vocab_size)
+    octets = mask_bits.contiguous().view(torch.uint8)  # little-endian: the low bits come first
+    shifts = torch.arange(8, dtype=torch.uint8, device=mask_bits.device)
+    bits = (octets[:, :, None] >> shifts) & 1
+    return bits.reshape(len(mask_bits), octets.shape[1] * 8)[:, :vocab_size].bool()

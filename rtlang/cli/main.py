@@ -1,0 +1,92 @@
+"""``rtlang`` and ``python -m rtlang``: the commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rtlang.cli.bench import add_bench, run_bench
+from rtlang.cli.chat import run_chat
+from rtlang.cli.generate import run_generate
+from rtlang.cli.run import run_file
+from rtlang.errors import RtlangError
+from rtlang.runtime.config import EngineConfig
+
+#: Options of the engine that make no sense for a command.
+_HIDDEN = ("debug",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 for an error (told on standard error), 130 for Ctrl-C."""
+    args = _parser().parse_args(argv)
+    command: Any = args.command
+    try:
+        return int(command(args) or 0)
+    except RtlangError as error:
+        print(f"rtlang: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rtlang", description="A language for LLM programs, and the runtime that serves them."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a Python file with an engine as default backend")
+    run.add_argument("file")
+    run.add_argument("arguments", nargs="*", help="sys.argv of the file; after --")
+    run.set_defaults(command=run_file)
+
+    chat = commands.add_parser("chat", help="talk to a model")
+    chat.add_argument("--system", help="system prompt")
+    _add_sampling(chat, max_new_tokens=512)
+    chat.set_defaults(command=run_chat)
+
+    generate = commands.add_parser("generate", help="continue a text, or answer with --chat")
+    generate.add_argument("prompt", help="the text; - reads standard input")
+    generate.add_argument("--chat", action="store_true", help="the prompt is a user's message")
+    generate.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_sampling(generate, max_new_tokens=128)
+    generate.set_defaults(command=run_generate)
+
+    bench = commands.add_parser("bench", help="measure")
+    add_bench(bench)
+    bench.set_defaults(command=run_bench)
+    for command in (run, chat, generate, bench):
+        add_engine_options(command)
+    return parser
+
+
+def _add_sampling(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
+    parser.add_argument("--max-new-tokens", type=int, default=max_new_tokens)
+    for name in ("temperature", "top-p", "min-p"):
+        parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--seed", type=int, dest="sampling_seed")
+    parser.add_argument("--stop", action="append", help="may be given several times")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """One option per field of ``EngineConfig``; only those given are passed on."""
+    group = parser.add_argument_group("engine")
+    for field in dataclasses.fields(EngineConfig):
+        if field.name in _HIDDEN:
+            continue
+        option = "--" + field.name.replace("_", "-")
+        kind = str(field.type).split(" | ")[0]
+        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": field.metadata["doc"]}
+        if kind == "bool":
+            how["action"] = argparse.BooleanOptionalAction
+        else:
+            how["type"] = {"int": int, "float": float, "str": str}[kind]
+        group.add_argument(option, dest=f"engine_{field.name}", **how)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Outline: checks what a program appends, at its line, and turns it into operations."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rtlang.backends.base import Capabilities
+from rtlang.errors import ProgramError, Unsupported
+from rtlang.ir import (
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    SetVar,
+    Text,
+    flatten,
+)
+from rtlang.run import Run
+from rtlang.runtime.messages import LogprobOptions
+from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.where import Where
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Slot:
+    """A variable's value to be. Exists from the append on; ``done`` or ``error`` end it."""
+
+    name: str
+    chunks: list[str] = dataclasses.field(default_factory=list)
+    value: Any = None
+    meta: Any = None
+    done: bool = False
+    error: BaseException | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.done or self.error is not None
+
+    def finish(self, value: Any, meta: Any = None) -> None:
+        if not self.chunks:
+            self.chunks.append(value if isinstance(value, str) else str(value))
+        self.value, self.meta, self.done = value, meta, True
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Op:
+    """One expression on its way to execution, with what was resolved for it."""
+
+    node: Expr
+    where: Where
+    slot: Slot | None = None  # of the variable that it sets
+    params: SamplingParams | None = None  # of a Gen
+    logprobs: LogprobOptions | None = None
+    with_text: bool = False  # token texts in the meta info
+    seed: int | None = None  # of a Select that draws
+
+    @property
+    def is_call(self) -> bool:
+        return isinstance(self.node, Gen | Select)
+
+
+@dataclasses.dataclass(slots=True)
+class Outline:
+    """What a program has appended to one state, as far as the next append must know it.
+
+    It runs ahead of the execution. ``mode``: "" (nothing yet), "raw" or "chat": a state is one or
+    the other, since a chat template leaves no place for text outside its turns.
+    """
+
+    path: tuple[int, ...] = ()  # of forks and branches down to this state
+    mode: str = ""
+    role: str | None = None
+    scopes: tuple[str, ...] = ()
+    num_unnamed: int = 0
+    num_calls: int = 0
+    num_forks: int = 0
+
+    def copy(self) -> Outline:
+        return dataclasses.replace(self)
+
+    def plan(self, expr: Expr, run: Run, where: Where) -> list[Op]:
+        """The operations of ``expr``. Raises for the first part that is wrong; then this outline
+        is spoilt, so plan on a copy."""
+        return [op for node in flatten(expr) if (op := self._plan(node, run, where)) is not None]
+
+    def _plan(self, node: Expr, run: Run, where: Where) -> Op | None:
+        match node:
+            case Text():
+                if not node.text:
+                    return None
+                self._check_place("text")
+                if node.control and self.role is not None:
+                    raise ProgramError(
+                        "raw() text inside a role: the chat template owns the control tokens there"
+                    )
+                return Op(node, where)
+            case Gen():
+                return self._plan_gen(node, run, where)
+            case Select():
+                return self._plan_select(node, run, where)
+            case RoleBegin():
+                self._begin_role(node.role)
+            case RoleEnd():
+                self._end_role(node.role)
+            case ScopeBegin():
+                self.scopes += (node.name,)
+            case ScopeEnd():
+                assert self.scopes and self.scopes[-1] == node.name
+                self.scopes = self.scopes[:-1]
+                return Op(node, where, Slot(node.name))
+            case SetVar():
+                return Op(node, where, Slot(node.name))
+        return Op(node, where)
+
+    def _plan_gen(self, node: Gen, run: Run, where: Where) -> Op:
+        self._check_place("gen")
+        _check_capable(node, run)
+        own = dict(node.sampling)
+        own.setdefault("sampling_seed", run.derive_seed(self.path, self.num_calls))
+        self.num_calls += 1
+        logprobs, with_text = run.defaults.logprob_options(node.logprobs)
+        return Op(
+            node,
+            where,
+            self._slot(node.name),
+            params=run.defaults.sampling_params(own),
+            logprobs=logprobs,
+            with_text=with_text,
+        )
+
+    def _plan_select(self, node: Select, run: Run, where: Where) -> Op:
+        self._check_place("select")
+        if not run.backend.capabilities.score:
+            raise Unsupported(
+                "this backend gives no log-probabilities to select by", param="select"
+            )
+        seed = node.seed
+        if seed is None and node.temperature > 0:
+            seed = run.derive_seed(self.path, self.num_calls)
+        self.num_calls += 1
+        return Op(node, where, self._slot(node.name), seed=seed)
+
+    def _slot(self, name: str | None) -> Slot:
+        if name is None:
+            name = f"gen_{self.num_unnamed}"
+            self.num_unnamed += 1
+        return Slot(name)
+
+    def _check_place(self, what: str) -> None:
+        if self.mode == "chat" and self.role is None:
+            raise ProgramError(
+                f"{what} outside a role, in a program with roles: put it into "
+                "rtlang.user(...) or rtlang.assistant(...)"
+            )
+        self.mode = self.mode or "raw"
+
+    def _begin_role(self, role: str) -> None:
+        if self.role is not None:
+            raise ProgramError(f"{role} begins inside {self.role}: end that role first")
+        if self.mode == "raw":
+            raise ProgramError(
+                f"{role} begins after text outside a role: put that text into a role, too"
+            )
+        self.mode, self.role = "chat", role
+
+    def _end_role(self, role: str) -> None:
+        if self.role != role:
+            open_role = "no role" if self.role is None else self.role
+            raise ProgramError(f"{role} ends, but {open_role} is open")
+        self.role = None
+
+
+def _check_capable(node: Gen, run: Run) -> None:
+    capabilities: Capabilities = run.backend.capabilities
+    for name in (*node.sampling, *run.defaults.sampling):
+        if name not in capabilities.sampling:
+            backend = type(run.backend).__name__
+            raise Unsupported(f"{backend} does not support {name}", param=name)
