@@ -7,7 +7,7 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constrain
 .PHONY: demo test lint types slow bench docs format clean
 
 demo: $(VENV)/.installed
-	$(PY) examples/demo.py
+	$(PY) -m rtlang run examples/demo.py
 
 # pytest last: its summary is the last line.
 test: lint types

@@ -78,9 +78,7 @@ def workloads() -> dict[str, Callable[[Generate], Prompts]]:
     }
 
 
-def compare(
-    engine: Engine, sides: dict[str, Generate], name: str, repeats: int
-) -> dict[str, Any]:
+def compare(engine: Engine, sides: dict[str, Generate], name: str, repeats: int) -> dict[str, Any]:
     work = workloads()[name]
     best = dict.fromkeys(sides, float("inf"))
     outputs: dict[str, Prompts] = {}

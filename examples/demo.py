@@ -1,6 +1,6 @@
 """The demo: an agent that plans, works out branches side by side, and concludes.
 
-    make demo        or        rtlang run examples/demo.py
+make demo        or        rtlang run examples/demo.py
 """
 
 from __future__ import annotations

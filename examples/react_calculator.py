@@ -63,7 +63,9 @@ def main() -> None:
         questions, solve.run_batch([{"question": q} for q in questions], temperature=0), strict=True
     ):
         print(f"{question}\n  {state['expression']} -> {state.value}")
-        print("  cached, computed:", [(c.cached_tokens, c.computed_tokens) for c in state.usage.calls])
+        print(
+            "  cached, computed:", [(c.cached_tokens, c.computed_tokens) for c in state.usage.calls]
+        )
 
 
 if __name__ == "__main__":

@@ -199,26 +199,32 @@ def assistant(
 
 
 def system_begin() -> Expr:
+    """Opens the system turn, where an expression cannot hold all of it."""
     return RoleBegin("system")
 
 
 def system_end() -> Expr:
+    """Closes the system turn, where an expression cannot hold all of it."""
     return RoleEnd("system")
 
 
 def user_begin() -> Expr:
+    """Opens the user turn, where an expression cannot hold all of it."""
     return RoleBegin("user")
 
 
 def user_end() -> Expr:
+    """Closes the user turn, where an expression cannot hold all of it."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> Expr:
+    """Opens the assistant turn, where an expression cannot hold all of it."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> Expr:
+    """Closes the assistant turn, where an expression cannot hold all of it."""
     return RoleEnd("assistant")
 
 

@@ -196,6 +196,7 @@ class Core:
         text, fed = self.prompt.text(), sum(map(len, self.feed))
         if len(text) > fed:
             self.feed.append(text[fed:])
+            self.run.signal.chunk()
 
     def _add_call(self, kind: str, name: str, choice: int = 0) -> CallUsage:
         entry = self.run.add_call(kind, name, choice)

@@ -29,6 +29,9 @@ class Program(Generic[T]):
     unless given, ``temperature``, ``stop``, …, ``seed``), and else arguments of the body.
     """
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, body: Callable[..., Any]) -> None:
         """Raises ``ProgramError`` for what cannot be a program."""
         functools.update_wrapper(self, body)

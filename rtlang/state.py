@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from rtlang.api import role
 from rtlang.core import Core
@@ -43,7 +43,7 @@ class ProgramState:
 
     # -- appending ------------------------------------------------------------------------------
 
-    def __iadd__(self, other: Expr | str) -> ProgramState:
+    def __iadd__(self, other: Expr | str) -> Self:
         self._append(other, caller(2))
         return self
 

@@ -53,8 +53,10 @@ class Launched:
         context: zmq.Context[zmq.Socket[bytes]],
         client: SchedulerClient,
         join: Callable[[], None],
+        pid: int,
     ) -> None:
         self.client = client
+        self.pid = pid  # of the process that the scheduler runs in
         self._context = context
         self._join = join
         self._closed = False
@@ -77,9 +79,9 @@ def launch(config: EngineConfig, source: ModelSource) -> Launched:
 
 
 def _launch_thread(config: EngineConfig, source: ModelSource) -> Launched:
+    executor = source.create_executor(config)  # may raise: before there is anything to close
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     endpoint = f"inproc://{uuid.uuid4().hex}"
-    executor = source.create_executor(config)
     worker = Worker(config, executor, source.tokenizer, context, endpoint)
     thread = threading.Thread(target=worker.run, name="rtlang-scheduler", daemon=True)
     thread.start()
@@ -88,14 +90,14 @@ def _launch_thread(config: EngineConfig, source: ModelSource) -> Launched:
         return None if thread.is_alive() else "the scheduler's thread has ended"
 
     client = SchedulerClient(context, endpoint, f"{endpoint}-client", death)
-    return Launched(context, client, lambda: thread.join(CLOSE_S))
+    return Launched(context, client, lambda: thread.join(CLOSE_S), os.getpid())
 
 
 def _launch_process(config: EngineConfig) -> Launched:
     folder = tempfile.mkdtemp(prefix="rtlang-")
     endpoint = f"ipc://{folder}/scheduler"
     root = str(Path(rtlang.errors.__file__).parents[1])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [root, *filter(None, sys.path)]  # whatever this process can import, the child can
     # A plain child with a pipe, not multiprocessing: the caller's script is never run again, so
     # it needs no main guard. The child ends when this pipe closes, however this process dies.
     process = subprocess.Popen(
@@ -134,7 +136,7 @@ def _launch_process(config: EngineConfig) -> Launched:
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = SchedulerClient(context, endpoint, f"ipc://{folder}/client", death)
-    return Launched(context, client, join)
+    return Launched(context, client, join, process.pid)
 
 
 def _raise_start_error(line: bytes) -> None:

@@ -67,6 +67,8 @@ def area(name: str) -> str:
     parts = name.split(".")
     if name == "rtlang.errors":
         return "errors"
+    if name == "rtlang.__main__":
+        return "cli"
     if len(parts) > 1 and parts[1] in MAY_IMPORT:
         return parts[1]
     return "language"

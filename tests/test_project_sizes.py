@@ -16,8 +16,7 @@ MAX_CONFIG_FIELDS = 60
 
 #: (module, variable): all that is read from the environment, none of it changes behaviour.
 ENVIRONMENT = {
-    ("rtlang.runtime.launch", "PYTHONPATH"),  # for the scheduler's own process
-    ("rtlang.runtime.launch", "*"),  # handed to that process as it is
+    ("rtlang.runtime.launch", "*"),  # handed to the scheduler's own process
     ("rtlang.runtime.models.convert", "XDG_CACHE_HOME"),
 }
 

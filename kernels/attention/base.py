@@ -45,7 +45,7 @@ class AttentionBackend(Protocol):
         """Attention of the planned batch; the new tokens' KV is in the pool already.
 
         q             [num_tokens, num_heads, head_dim]
-        keys, values  [num_kv_heads, num_slots, head_dim], one layer's pool
+        keys, values  [num_slots, num_kv_heads, head_dim], one layer's pool
         returns       [num_tokens, num_heads, head_dim]
         """
         ...

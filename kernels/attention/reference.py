@@ -26,10 +26,10 @@ class ReferenceAttention:
         for i in range(len(rows.seq_lens)):
             seq, ext = int(rows.seq_lens[i]), int(rows.extend_lens[i])
             slots = torch.from_numpy(rows.slot_table[i, :seq].astype("int64"))
-            groups = q.shape[1] // keys.shape[0]
-            k = keys[:, slots].double().repeat_interleave(groups, 0)
-            v = values[:, slots].double().repeat_interleave(groups, 0)
-            scores = torch.einsum("qhd,hkd->hqk", q[at : at + ext].double(), k) * layer.scale
+            groups = q.shape[1] // keys.shape[1]
+            k = keys[slots].double().repeat_interleave(groups, 1)
+            v = values[slots].double().repeat_interleave(groups, 1)
+            scores = torch.einsum("qhd,khd->hqk", q[at : at + ext].double(), k) * layer.scale
             if layer.soft_cap is not None:
                 scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
             q_pos = torch.arange(seq - ext, seq)[:, None]
@@ -38,7 +38,7 @@ class ReferenceAttention:
             if layer.window is not None:
                 hidden |= k_pos <= q_pos - layer.window
             scores = scores.masked_fill(hidden, float("-inf"))
-            result = torch.einsum("hqk,hkd->qhd", scores.softmax(-1), v)
+            result = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
             out[at : at + ext] = result.to(q.dtype)
             at += ext
         return out

@@ -2,8 +2,8 @@
 
 Rows of similar shape form a group, padded to its longest; a layer loops over groups, never over
 rows. Slots that all rows of a group share at the front are attended once for the whole group.
-Padding points at a row's own first slot, so memory that nobody wrote is never read: a masked NaN
-would still poison a sum.
+Padding points at a slot of the row itself, so memory that nobody wrote is never read: a masked
+NaN would still poison a sum.
 """
 
 from __future__ import annotations
@@ -11,37 +11,41 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, Int32s
+from rtlang.kernels.checks import check
 
-#: A shared front shorter than this is not worth a product of its own.
-MIN_SHARED_LEN = 32
+Int64s = npt.NDArray[np.int64]
+
+#: A shared front is worth products of its own when it saves reading so many slots.
+MIN_SAVED_SLOTS = 256
+#: Slots that one group may gather per layer (a single row may need more).
+MAX_GROUP_SLOTS = 1 << 15
 #: Scores held at once, in elements: queries are cut into blocks of at most so many.
-MAX_SCORES = 1 << 23
+MAX_SCORES = 1 << 21
 NEG_INF = float("-inf")
 
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """Rows padded to ``q_len`` queries and ``kv_len`` keys behind ``shared``.
+    """Rows padded to ``q_len`` queries and, behind ``shared``, ``kv_len`` keys.
 
-    tokens      [num_rows * q_len] indices into q; padding repeats the row's first
-    out_tokens  [num_real] where in q the real ones go, and which of the padded they are
-    shared      [shared_len] slots that all rows start with
-    slots       [num_rows * kv_len] slots of the rest
-    bias        [num_rows, q_len, kv_len] 0 or -inf
+    Padding repeats a row's last query and last key.
     """
 
     num_rows: int
     q_len: int
     kv_len: int
-    tokens: torch.Tensor
-    out_tokens: torch.Tensor
-    real: torch.Tensor
-    shared: torch.Tensor
-    slots: torch.Tensor
-    bias: torch.Tensor
+    tokens: torch.Tensor  # [num_rows * q_len] indices into q
+    real: torch.Tensor  # [num_real] which of ``tokens`` are no padding
+    out_tokens: torch.Tensor  # [num_real] those tokens
+    shared: torch.Tensor  # [shared_len] slots that all rows start with
+    slots: torch.Tensor  # [num_rows * kv_len] slots of the rest
+    hidden: torch.Tensor | None  # [num_rows, q_len, kv_len] bool; None: every query sees every key
+    first_key: list[int]  # [q_len] no row's query i sees a key before it
+    end_key: list[int]  # [q_len] nor one from here on
 
 
 class TorchAttention:
@@ -61,11 +65,13 @@ class TorchAttention:
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
     ) -> torch.Tensor:
         assert self._rows is not None, "plan first"
+        check(q, "q", (int(self._rows.extend_lens.sum()), None, keys.shape[2]), keys.dtype)
+        check(values, "values", tuple(keys.shape), keys.dtype)
         groups = self._groups.get(layer.window)
         if groups is None:
             groups = _make_groups(self._rows, layer.window, share=self._share_prefix)
             self._groups[layer.window] = groups
-        if len(groups) == 1 and groups[0].num_rows * groups[0].q_len == len(q):
+        if len(groups) == 1 and len(groups[0].tokens) == len(q):
             return _attend(q, keys, values, layer, groups[0])
         out = torch.empty_like(q)
         for group in groups:
@@ -74,8 +80,10 @@ class TorchAttention:
         return out
 
 
+# -- plan -------------------------------------------------------------------------------------
+
+
 def _make_groups(rows: AttentionRows, window: int | None, *, share: bool) -> list[_Group]:
-    starts = np.concatenate(([0], np.cumsum(rows.extend_lens)[:-1]))
     # Rows whose query and key counts have the same power of two are alike.
     shape = np.stack((_log2(rows.extend_lens), _log2(rows.seq_lens)), axis=1)
     if len(rows.seq_lens) * int(rows.seq_lens.max()) <= 2 * int(rows.seq_lens.sum()):
@@ -84,7 +92,9 @@ def _make_groups(rows: AttentionRows, window: int | None, *, share: bool) -> lis
     groups = []
     for kind in range(int(kinds.max()) + 1):
         members = np.flatnonzero(kinds.reshape(-1) == kind)
-        groups.append(_make_group(rows, members, starts[members], window, share=share))
+        shared_len = _shared_len(rows, members) if share and window is None else 0
+        for part in _split(members, rows.seq_lens[members] - shared_len):
+            groups.append(_make_group(rows, part, shared_len, window))
     return groups
 
 
@@ -92,44 +102,70 @@ def _log2(lens: Int32s) -> Int32s:
     return np.ceil(np.log2(lens)).astype(np.int32)
 
 
+def _split(members: Int64s, lens: Int32s) -> list[Int64s]:
+    """Parts whose padded keys fit into MAX_GROUP_SLOTS, similar lengths together."""
+    if len(members) * int(lens.max()) <= MAX_GROUP_SLOTS:
+        return [members]
+    order = np.argsort(-lens, kind="stable")
+    parts, at = [], 0
+    while at < len(order):
+        count = max(1, MAX_GROUP_SLOTS // int(lens[order[at]]))
+        parts.append(members[order[at : at + count]])
+        at += count
+    return parts
+
+
+def _shared_len(rows: AttentionRows, members: Int64s) -> int:
+    """Leading slots that all members have, before any of their queries; 0 if too few to pay."""
+    limit = int((rows.seq_lens - rows.extend_lens)[members].min())
+    if (len(members) - 1) * limit < MIN_SAVED_SLOTS:
+        return 0
+    table = rows.slot_table[members, :limit]
+    differ = (table[1:] != table[0]).any(axis=0)
+    length = int(differ.argmax()) if differ.any() else limit
+    return length if (len(members) - 1) * length >= MIN_SAVED_SLOTS else 0
+
+
 def _make_group(
-    rows: AttentionRows, members: np.ndarray, starts: np.ndarray, window: int | None, *, share: bool
+    rows: AttentionRows, members: Int64s, shared_len: int, window: int | None
 ) -> _Group:
-    seq, ext = rows.seq_lens[members], rows.extend_lens[members]
-    q_len, max_len = int(ext.max()), int(seq.max())
-    table = rows.slot_table[members, :max_len]
-    shared_len = _shared_len(table, int((seq - ext).min())) if share and window is None else 0
-    kv_len = max_len - shared_len
-    columns = np.arange(shared_len, max_len)
-    slots = np.where(columns < seq[:, None], table[:, shared_len:], table[:, :1])
-    offsets = np.arange(q_len)
-    is_real = offsets < ext[:, None]
-    tokens = starts[:, None] + np.where(is_real, offsets, 0)
-    positions = (seq - ext)[:, None] + np.where(is_real, offsets, 0)  # [rows, q_len]
-    visible = columns <= positions[:, :, None]
+    seq = rows.seq_lens[members].astype(np.int64)[:, None]
+    ext = rows.extend_lens[members].astype(np.int64)[:, None]
+    starts = (np.cumsum(rows.extend_lens) - rows.extend_lens)[members][:, None]
+    q_len = int(ext.max())
+    # Column 0 of a row's own keys is position ``first``: behind the shared ones, or the first
+    # that its window reaches.
+    first = np.full_like(seq, shared_len)
     if window is not None:
-        visible &= columns > positions[:, :, None] - window
-    bias = np.where(visible, np.float32(0), np.float32(NEG_INF))
+        first = np.maximum(seq - ext - window + 1, 0)
+    kv_len = int((seq - first).max())
+    keys = first + np.arange(kv_len)  # [rows, kv_len] positions
+    slots = rows.slot_table[members[:, None], np.minimum(keys, seq - 1)]
+    offsets = np.minimum(np.arange(q_len), ext - 1)
+    queries = seq - ext + offsets  # [rows, q_len] positions
+    hidden = keys[:, None, :] > queries[:, :, None]
+    first_key = np.zeros(q_len, np.int64)
+    if window is not None:
+        hidden |= keys[:, None, :] <= queries[:, :, None] - window
+        first_key = np.maximum(queries - window + 1 - first, 0).min(axis=0)
+    is_real = np.arange(q_len) < ext
+    tokens = starts + offsets
     return _Group(
         num_rows=len(members),
         q_len=q_len,
         kv_len=kv_len,
         tokens=torch.from_numpy(tokens.reshape(-1)),
+        real=torch.from_numpy(np.flatnonzero(is_real)),
         out_tokens=torch.from_numpy(tokens[is_real]),
-        real=torch.from_numpy(np.flatnonzero(is_real.reshape(-1))),
-        shared=torch.from_numpy(table[0, :shared_len].astype(np.int64)),
+        shared=torch.from_numpy(rows.slot_table[members[0], :shared_len].astype(np.int64)),
         slots=torch.from_numpy(slots.astype(np.int64).reshape(-1)),
-        bias=torch.from_numpy(bias),
+        hidden=torch.from_numpy(hidden) if hidden.any() else None,
+        first_key=first_key.tolist(),
+        end_key=(queries - first + 1).max(axis=0).tolist(),
     )
 
 
-def _shared_len(table: Int32s, limit: int) -> int:
-    """Leading slots that all rows have, among the first ``limit`` (cached for all of them)."""
-    if len(table) < 2 or limit < MIN_SHARED_LEN:
-        return 0
-    differ = (table[1:, :limit] != table[0, :limit]).any(axis=0)
-    length = int(differ.argmax()) if differ.any() else limit
-    return length if length >= MIN_SHARED_LEN else 0
+# -- run --------------------------------------------------------------------------------------
 
 
 def _attend(
@@ -140,65 +176,66 @@ def _attend(
     group: _Group,
 ) -> torch.Tensor:
     """Padded q [rows * q_len, heads, dim] -> the same shape."""
-    kv_heads, dim = keys.shape[0], q.shape[-1]
+    kv_heads, dim = keys.shape[1], q.shape[-1]
     rows, q_len = group.num_rows, group.q_len
     per_kv = q.shape[1] // kv_heads  # query heads of one KV head
     # [kv_heads, rows, per_kv, q_len, dim]: the heads of a group are rows of one product.
-    grouped = q.view(rows, q_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4)
-    shape = (kv_heads * rows, group.kv_len, dim)
-    own_k = keys.index_select(1, group.slots).view(shape)
-    own_v = values.index_select(1, group.slots).view(shape)
-    shared_k = keys.index_select(1, group.shared)
-    shared_v = values.index_select(1, group.shared)
-    width = group.kv_len + len(group.shared)
-    block = max(1, min(q_len, MAX_SCORES // (q.shape[1] * rows * width)))
-    out = q.new_empty(kv_heads, rows, per_kv, q_len, dim)
+    grouped = (q * layer.scale).view(rows, q_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4)
+    own = _gather(keys, values, group.slots, (kv_heads, rows, group.kv_len, dim))
+    shared = None
+    if len(group.shared):
+        shared = _gather(keys, values, group.shared, (kv_heads, len(group.shared), dim))
+    block = max(1, MAX_SCORES // (q.shape[1] * rows * (group.kv_len + len(group.shared))))
+    blocks = []
     for at in range(0, q_len, block):
-        part = grouped[:, :, :, at : at + block]
-        bias = group.bias[:, at : at + block]
-        # Keys behind the last one that any query of the block sees are skipped.
-        last = group.kv_len if q_len == 1 else _last_visible(bias)
-        out[:, :, :, at : at + block] = _attend_block(
-            part, own_k[:, :last], own_v[:, :last], shared_k, shared_v, bias[..., :last], layer
-        )
+        end = min(at + block, q_len)
+        first, last = group.first_key[at], group.end_key[end - 1]
+        hidden = None if group.hidden is None else group.hidden[:, at:end, first:last]
+        seen = own[0][:, :, first:last], own[1][:, :, first:last]
+        blocks.append(_attend_block(grouped[:, :, :, at:end], seen, shared, hidden, layer))
+    out = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 3)
     return out.permute(1, 3, 0, 2, 4).reshape(q.shape)
 
 
-def _last_visible(bias: torch.Tensor) -> int:
-    """For one row; several rows end at different keys anyway."""
-    if bias.shape[0] > 1:
-        return bias.shape[-1]
-    return int((bias[0, -1] == 0).nonzero()[-1]) + 1
+def _gather(
+    keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads first, which is also how the CPU's pool lies in memory."""
+    return (
+        keys.transpose(0, 1).index_select(1, slots).view(shape),
+        values.transpose(0, 1).index_select(1, slots).view(shape),
+    )
 
 
 def _attend_block(
     q: torch.Tensor,
-    own_k: torch.Tensor,
-    own_v: torch.Tensor,
-    shared_k: torch.Tensor,
-    shared_v: torch.Tensor,
-    bias: torch.Tensor,
+    own: tuple[torch.Tensor, torch.Tensor],
+    shared: tuple[torch.Tensor, torch.Tensor] | None,
+    hidden: torch.Tensor | None,
     layer: AttentionLayer,
 ) -> torch.Tensor:
-    """q [kv_heads, rows, per_kv, block, dim] against shared and own keys, one softmax."""
+    """Scaled q [kv_heads, rows, per_kv, block, dim] against shared and own keys, one softmax."""
     kv_heads, rows, per_kv, block, dim = q.shape
-    flat = (q * layer.scale).reshape(kv_heads * rows, per_kv * block, dim)
-    own = torch.bmm(flat, own_k.transpose(1, 2)).view(kv_heads, rows, per_kv, block, -1)
-    if layer.soft_cap is not None:
-        own = torch.tanh(own / layer.soft_cap) * layer.soft_cap
-    own = own + bias[None, :, None].to(own.dtype)
-    shared_len = shared_k.shape[1]
-    if not shared_len:
-        weights = torch.softmax(own, -1, dtype=torch.float32).to(q.dtype)
-        out = torch.bmm(weights.view(kv_heads * rows, per_kv * block, -1), own_v)
-        return out.view(q.shape)
+    flat = q.reshape(kv_heads * rows, per_kv * block, dim)
+    own_k, own_v = own[0].flatten(0, 1), own[1].flatten(0, 1)
+    scores = _scores(flat, own_k, layer).view(kv_heads, rows, per_kv, block, -1)
+    if hidden is not None:
+        scores = scores.masked_fill_(hidden[None, :, None], NEG_INF)
+    if shared is None:
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+        return torch.bmm(weights.view(kv_heads * rows, per_kv * block, -1), own_v).view(q.shape)
     wide = flat.view(kv_heads, rows * per_kv * block, dim)
-    shared = torch.bmm(wide, shared_k.transpose(1, 2)).view(*own.shape[:-1], shared_len)
-    if layer.soft_cap is not None:
-        shared = torch.tanh(shared / layer.soft_cap) * layer.soft_cap
-    scores = torch.cat((shared, own), -1)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-    first, rest = weights[..., :shared_len], weights[..., shared_len:]
-    out = torch.bmm(first.reshape(kv_heads, -1, shared_len), shared_v).view(q.shape)
-    own_out = torch.bmm(rest.reshape(kv_heads * rows, per_kv * block, -1), own_v)
-    return out + own_out.view(q.shape)
+    front = _scores(wide, shared[0], layer).view(*scores.shape[:-1], -1)
+    shared_len = front.shape[-1]
+    weights = torch.softmax(torch.cat((front, scores), -1), -1, dtype=torch.float32).to(q.dtype)
+    of_shared = weights[..., :shared_len].reshape(kv_heads, -1, shared_len)
+    of_own = weights[..., shared_len:].reshape(kv_heads * rows, per_kv * block, -1)
+    return torch.bmm(of_shared, shared[1]).view(q.shape) + torch.bmm(of_own, own_v).view(q.shape)
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """[n, queries, dim] x [n, keys, dim] -> [n, queries, keys]"""
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if layer.soft_cap is None:
+        return scores
+    return scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)

@@ -36,9 +36,7 @@ def _ids(rng: random.Random, length: int) -> list[int]:
 
 def _random(rng: random.Random) -> list[BenchRequest]:
     """32 prompts of 16 to 256 tokens, 8 to 64 out."""
-    return [
-        BenchRequest(_ids(rng, rng.randint(16, 256)), rng.randint(8, 64)) for _ in range(32)
-    ]
+    return [BenchRequest(_ids(rng, rng.randint(16, 256)), rng.randint(8, 64)) for _ in range(32)]
 
 
 def _shared(rng: random.Random) -> list[BenchRequest]:
@@ -110,8 +108,7 @@ def measure(engine: Engine, requests: list[BenchRequest]) -> dict[str, Any]:
     """Greedy, EOS ignored, from an empty cache. Seconds, tokens per second, and counts."""
     engine.flush_cache()
     params = [
-        {"max_new_tokens": r.max_new_tokens, "temperature": 0, "ignore_eos": True}
-        for r in requests
+        {"max_new_tokens": r.max_new_tokens, "temperature": 0, "ignore_eos": True} for r in requests
     ]
     first: dict[int, float] = {}
     last: dict[int, float] = {}

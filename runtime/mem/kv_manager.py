@@ -78,13 +78,15 @@ class KVManager:
         limit = self.hit_limit(req)
         if limit - req.computed_len < self.page_size:
             return 0
+        # A look first: a request that matched what it has published itself would count as a hit.
+        if self.cache.peek_len(req.ids, req.namespace, limit=limit) <= req.tree_len:
+            return 0
         match = self.cache.match_prefix(req.ids, req.namespace, limit=limit)
         skipped = match.length - req.tree_len
-        if skipped > 0:
-            self._relock(req, match.node)
-            self.pool.slots[req.row, req.tree_len : match.length] = match.slots[req.tree_len :]
-            req.tree_len = req.computed_len = match.length
-        return max(skipped, 0)
+        self._relock(req, match.node)
+        self.pool.slots[req.row, req.tree_len : match.length] = match.slots[req.tree_len :]
+        req.tree_len = req.computed_len = match.length
+        return skipped
 
     def extend(self, req: Req, end: int) -> bool:
         """Slots for ids ``[computed_len, end)``, evicting if need be; moves ``computed_len``.

@@ -8,16 +8,22 @@ from rtlang.runtime.layers.spec import DecoderSpec
 
 
 class TokenToKVPool:
-    """``keys`` and ``values``: per layer [num_kv_heads, num_slots, head_dim].
+    """``keys`` and ``values``: per layer [num_slots, num_kv_heads, head_dim].
 
-    Heads first: one head's keys of a request are then rows of one matrix on the CPU.
+    In memory the heads come first: one head's keys are then rows of one matrix, which is what
+    the CPU's matrix products want.
     """
 
     def __init__(self, spec: DecoderSpec, num_slots: int, dtype: torch.dtype) -> None:
         shape = (spec.num_kv_heads, num_slots, spec.head_dim)
-        # Not zeroed: memory that nobody has written is never read, and untouched pages cost nothing.
-        self.keys = [torch.empty(shape, dtype=dtype) for _ in range(spec.num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype) for _ in range(spec.num_layers)]
+
+        # Not zeroed: memory that nobody has written is never read, and untouched pages cost
+        # nothing.
+        def layer() -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype).transpose(0, 1)
+
+        self.keys = [layer() for _ in range(spec.num_layers)]
+        self.values = [layer() for _ in range(spec.num_layers)]
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:

@@ -228,9 +228,8 @@ class RadixCache:
 
     def _key(self, ids: array[int], limit: int | None) -> bytes:
         assert ids.itemsize == ITEM and (limit is None or limit >= 0), (ids.typecode, limit)
-        length = len(ids) if limit is None else min(len(ids), limit)
-        length -= length % self.page_size
-        return ids[:length].tobytes() if length < len(ids) else ids.tobytes()
+        # A last page that is not whole needs no cutting off: it equals no node's page.
+        return ids.tobytes() if limit is None or limit >= len(ids) else ids[:limit].tobytes()
 
     def _first_page(self, key: bytes) -> bytes:
         return key[: self.page_size * ITEM]

@@ -31,7 +31,7 @@ class SlotAllocator:
         self.tensor_len = self.total_len + page_size
         self._debug = debug
         self._pages: Int32s = np.zeros(num_pages, np.int32)  # a stack; the first _num_free count
-        self._is_free = np.zeros(num_pages + 1, np.bool_)
+        self._is_free = np.zeros(num_pages + 1, np.bool_)  # by page; kept up in debug only
         self._offsets: Int32s = np.arange(page_size, dtype=np.int32)
         self._num_free = 0
         self.reset()
@@ -45,7 +45,6 @@ class SlotAllocator:
         self._num_free = self.total_len // self.page_size
         self._pages[:] = np.arange(self._num_free, 0, -1)
         self._is_free[:] = True
-        self._is_free[0] = False
 
     def alloc(self, count: int) -> Int32s | None:
         """``count`` slots (a multiple of the page size) as page-aligned runs; None if too many."""

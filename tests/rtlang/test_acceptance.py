@@ -176,7 +176,9 @@ def test_program_5_react_batch(make_engine: MakeEngine, num_threads: int) -> Non
             else:
                 calls.append(number)
 
-    runs = agent.run_batch(({"number": i} for i in range(10)), backend=engine, num_threads=num_threads)
+    runs = agent.run_batch(
+        ({"number": i} for i in range(10)), backend=engine, num_threads=num_threads
+    )
     assert [run.error for run in runs] == [None] * 10
     assert sum(len(run.usage.of_kind("gen")) for run in runs) == 30
     computed = sum(run.usage.computed_tokens for run in runs)
@@ -242,7 +244,9 @@ def test_program_6_keep_leaves_a_placeholder_at_its_index(make_engine: MakeEngin
 
 
 def test_program_7_every_read_raises_the_original_exception(make_engine: MakeEngine) -> None:
-    engine = make_engine(ScriptedModel([Reply(error=EngineError("boom"), delay_s=0.02)], step_s=0.001))
+    engine = make_engine(
+        ScriptedModel([Reply(error=EngineError("boom"), delay_s=0.02)], step_s=0.001)
+    )
     seen: list[BaseException] = []
 
     @rt.function
@@ -268,7 +272,9 @@ def test_program_7_every_read_raises_the_original_exception(make_engine: MakeEng
 
 
 def test_program_7_a_stream_gives_its_chunks_then_raises(make_engine: MakeEngine) -> None:
-    engine = make_engine(ScriptedModel([Reply(error=EngineError("boom"), delay_s=0.05)], step_s=0.002))
+    engine = make_engine(
+        ScriptedModel([Reply(error=EngineError("boom"), delay_s=0.05)], step_s=0.002)
+    )
 
     @rt.function
     def program(s: rt.ProgramState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 from conftest import MakeEngine
@@ -15,8 +15,8 @@ import rtlang as rt
 from rtlang.errors import (
     ConfigError,
     InvalidParameter,
-    PromptTooLong,
     ProgramError,
+    PromptTooLong,
     RequestAborted,
     Unsupported,
 )
@@ -57,6 +57,7 @@ def test_methods_are_programs_too() -> None:
 
 def test_run_returns_the_state_with_value_and_usage() -> None:
     run = answer.run(question="why", style="long", backend=FakeBackend())
+    assert_type(run.value, str)
     assert run["answer"] == "ok" and run.value == run.ret_value == "WHY" and run.error is None
     assert run.text() == "why (long): ok"
     assert run.usage.prompt_tokens == len("why (long): ")
@@ -191,7 +192,7 @@ def test_default_backend_use_and_run_have_precedence_in_this_order() -> None:
 
 
 def test_two_threads_with_two_backends_never_cross() -> None:
-    backends = [FakeBackend(lambda call, i=i: f"b{i}") for i in range(2)]
+    backends = [FakeBackend(lambda call: "b0"), FakeBackend(lambda call: "b1")]
     found: dict[int, set[str]] = {0: set(), 1: set()}
 
     def work(i: int) -> None:
@@ -302,7 +303,7 @@ def test_a_progress_bar_counts_programs(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_same_seed_same_trace_whatever_runs_beside(make_engine: MakeEngine) -> None:
-    engine = make_engine(ScriptedModel(logits=lambda ids: {i: 0.0 for i in range(97, 123)}))
+    engine = make_engine(ScriptedModel(logits=lambda ids: dict.fromkeys(range(97, 123), 0.0)))
 
     @rt.function
     def program(s: rt.ProgramState, q: str) -> tuple[str, list[str]]:
@@ -311,7 +312,7 @@ def test_same_seed_same_trace_whatever_runs_beside(make_engine: MakeEngine) -> N
         forks += rt.gen("b", max_tokens=8)
         return s["a"], forks.join()["b"]
 
-    items = [{"q": f"{i}"} for i in range(12)]
+    items: list[dict[str, Any]] = [{"q": f"{i}"} for i in range(12)]
     alone = [program.run(**item, backend=engine, seed=5).value for item in items]
     beside = [run.value for run in program.run_batch(items, backend=engine, seed=5)]
     other = program.run(q="0", backend=engine, seed=6).value

@@ -11,6 +11,7 @@ import pytest
 from rtlang.errors import InvalidParameter, Unsupported
 from rtlang.runtime.sampling_params import (
     MAX_N,
+    MAX_STOP_LEN,
     MAX_STOP_REGEX_LEN,
     MAX_STOPS,
     NOT_BUILT,
@@ -32,7 +33,7 @@ GOOD: dict[str, list[Any]] = {
     "presence_penalty": [-2, -2.0, 0, 2],
     "repetition_penalty": [5e-324, 0.5, 1, 2],
     "n": [1, MAX_N],
-    "stop": ["a", ["a"], ("a", "bc"), ["a"] * MAX_STOPS, [], "日本"],
+    "stop": ["a", ["a"], ("a", "bc"), ["a"] * MAX_STOPS, [], "a" * MAX_STOP_LEN],
     "stop_token_ids": [[0], [5, 7], (5,), [], 5],
     "stop_regex": ["a+", ["a+"], ["a" * MAX_STOP_REGEX_LEN], []],
     "ignore_eos": [True, False],
@@ -54,7 +55,10 @@ BAD: dict[str, list[Any]] = {
     "presence_penalty": [-2.1, 2.1, NAN, INF, "0", True],
     "repetition_penalty": [0, 0.0, -1, 2.1, NAN, INF, "1", True],
     "n": [0, -1, MAX_N + 1, 100000, 1.0, "1", True],
-    "stop": ["", ["a", ""], [5], 5, 5.0, {"a"}, b"a", ["a"] * (MAX_STOPS + 1), ["a\ud800"]],
+    "stop": [
+        "", ["a", ""], [5], 5, 5.0, {"a"}, b"a", ["a"] * (MAX_STOPS + 1), ["a\ud800"],
+        "a" * (MAX_STOP_LEN + 1),
+    ],
     "stop_token_ids": [[-1], ["5"], "5", 5.5, [1.0], [True], True, {5}, -1],
     "stop_regex": ["", 5, [None], ["a"] * (MAX_STOPS + 1), "a" * (MAX_STOP_REGEX_LEN + 1)],
     "ignore_eos": [1, 0, "true"],
@@ -117,11 +121,13 @@ def test_d4_ids_outside_the_vocabulary_are_refused() -> None:
     fine = SamplingParams.parse({"logit_bias": {"31999": 5}, "stop_token_ids": [31999]})
     check_against_vocab(fine, 32000)
     check_against_vocab(SamplingParams(), 1)
-    for name, value in {"logit_bias": {"1": 1, "999999": 5}, "stop_token_ids": [0, 32000]}.items():
+    bad: dict[str, Any] = {"logit_bias": {"1": 1, "999999": 5}, "stop_token_ids": [0, 32000]}
+    for name, value in bad.items():
         with pytest.raises(InvalidParameter, match=name) as caught:
             check_against_vocab(SamplingParams.parse({name: value}), 32000)
         assert caught.value.param == name
-        assert str(max(map(int, value))) in str(caught.value)
+        worst = max(int(i) for i in value)
+        assert str(worst) in str(caught.value)
     with pytest.raises(InvalidParameter, match=str(10**19)):
         check_against_vocab(SamplingParams.parse({"logit_bias": {str(10**19): 1}}), 32000)
 

@@ -112,7 +112,7 @@ def test_every_request_ends_once_with_its_own_tokens_under_random_load(
     aborted: set[str] = set()
     for i in range(data.draw(st.integers(3, 14))):
         base = data.draw(st.sampled_from([[1] * 40, [1] * 20 + [2] * 30, [3] * 5]))
-        prompt = base[: data.draw(st.integers(1, len(base)))] + [data.draw(st.integers(0, 3))]
+        prompt = [*base[: data.draw(st.integers(1, len(base)))], data.draw(st.integers(0, 3))]
         prompts[str(i)] = (prompt, data.draw(st.integers(1, 40)))
         sim.add(str(i), prompt, prompts[str(i)][1], priority=data.draw(st.integers(0, 2)))
         for _ in range(data.draw(st.integers(0, 4))):

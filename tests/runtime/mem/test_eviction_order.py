@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rtlang.runtime.mem.eviction import PROTECTED_SHARE, SLACK
+from rtlang.runtime.mem.eviction import PROTECTED_SHARE, SLACK, LazyHeap
+from rtlang.runtime.mem.radix_cache import NO_SLOTS, TreeNode
 
 MakeTree = Callable[..., Any]
 POLICIES = ("lru", "lfu", "slru")
@@ -221,3 +222,18 @@ def test_the_heaps_do_not_grow_with_use(make_tree: MakeTree, policy: str) -> Non
     eviction = tree.cache._eviction
     heaps = [eviction._leaves, *([eviction._protected] if policy == "slru" else [])]
     assert all(heap.num_entries <= 2 * 2 + SLACK + 1 for heap in heaps)
+
+
+def test_a_lazy_heap_gives_each_node_once_by_its_key_of_now() -> None:
+    nodes = [TreeNode(None, b"", NO_SLOTS, stamp) for stamp in (10, 20, 30, 40)]
+    heap = LazyHeap(lambda node: (node.stamp, 0), lambda node: node.stamp != 0)
+    for node in nodes:
+        heap.add(node)
+    nodes[0].stamp = 35  # grew without notice
+    nodes[3].stamp = 5  # fell, so it is announced
+    heap.add(nodes[3])
+    heap.add(nodes[1])  # no news
+    nodes[2].stamp = 0  # not wanted any more
+    order = [heap.pop() for _ in range(4)]
+    assert order == [nodes[3], nodes[1], nodes[0], None]
+    assert heap.num_entries == 0

@@ -190,7 +190,7 @@ def test_a_disabled_cache_matches_and_takes_nothing(make_tree: MakeTree, page_si
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="fifo.*lru, lfu, slru"):
+    with pytest.raises(ConfigError, match=r"fifo.*lru, lfu, slru"):
         RadixCache(SlotAllocator(4), policy="fifo")
 
 
@@ -238,7 +238,10 @@ def test_a1_a_partial_match_locks_the_part_that_matched(make_tree: MakeTree) -> 
 
 def test_a3_size_counters_survive_splits(make_tree: MakeTree) -> None:
     tree = make_tree()
-    lens = lambda: (tree.cache.evictable_len, tree.cache.locked_len)  # noqa: E731
+
+    def lens() -> tuple[int, int]:
+        return tree.cache.evictable_len, tree.cache.locked_len
+
     tree.put("12345678")
     assert lens() == (8, 0)
     match = tree.match("1234")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -62,11 +61,14 @@ def prefixes(namespace: str, chain: tuple[int, ...]) -> list[Path]:
 
 
 class RadixMachine(RuleBasedStateMachine):
-    def __init__(self, page_size: int, policy: str) -> None:
+    page_size = 1
+    policy = "lru"
+
+    def __init__(self) -> None:
         super().__init__()
-        self.page_size, self.policy = page_size, policy
-        self.allocator = SlotAllocator(NUM_PAGES * page_size, page_size, debug=True)
-        self.cache = RadixCache(self.allocator, policy=policy)
+        num_slots = NUM_PAGES * self.page_size
+        self.allocator = SlotAllocator(num_slots, self.page_size, debug=True)
+        self.cache = RadixCache(self.allocator, policy=self.policy)
         self.pages: dict[Path, Page] = {}
         self.running: list[Running] = []
         self.clock = 0
@@ -334,11 +336,14 @@ class RadixMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "slru"])
 def test_random_lives_agree_with_a_plain_model(policy: str, page_size: int) -> None:
-    make: Callable[[], RadixMachine] = lambda: RadixMachine(page_size, policy)  # noqa: E731
+    class Machine(RadixMachine):
+        pass
+
+    Machine.policy, Machine.page_size = policy, page_size
     run_state_machine_as_test(
-        make,
+        Machine,
         settings=settings(
-            max_examples=100,
+            max_examples=60,
             stateful_step_count=50,
             deadline=None,
             database=None,

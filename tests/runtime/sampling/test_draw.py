@@ -16,7 +16,8 @@ VOCAB = 49152
 
 def log_probs(*probs: float) -> Float32s:
     logits = np.log(np.array(probs, np.float64)).astype(np.float32)
-    return logits - logits.max()
+    shifted: Float32s = logits - logits.max()
+    return shifted
 
 
 def chi_square_p(counts: np.ndarray, probs: np.ndarray) -> float:

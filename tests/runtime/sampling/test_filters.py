@@ -15,7 +15,8 @@ OFF = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 def log_probs(probs: list[float]) -> Float32s:
     with np.errstate(divide="ignore"):
         logits = np.log(np.array(probs, np.float64)).astype(np.float32)
-    return logits - logits.max()
+    shifted: Float32s = logits - logits.max()
+    return shifted
 
 
 def kept_by_both(logits: Float32s, top_k: int, top_p: float, min_p: float) -> list[int]:

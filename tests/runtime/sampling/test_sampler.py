@@ -65,7 +65,8 @@ def test_d2_a_retraction_changes_no_draw(make_rows: Make) -> None:
                 rows.place(req)
             rows.append(req, rows.one(logits[step], req))
         rows.remove(req)
-        return req.ids[5:].tolist()
+        generated: list[int] = req.ids[5:].tolist()
+        return generated
 
     straight = generate(None)
     assert generate(13) == straight
@@ -195,7 +196,7 @@ def test_huge_temperature_is_uniform(make_rows: Make) -> None:
 def test_filters_bound_what_is_drawn(make_rows: Make) -> None:
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     rows = make_rows(4, num_rows=300)
-    for params, support in [
+    cases: list[tuple[dict[str, Any], set[int]]] = [
         ({"top_k": 2}, {0, 1}),
         ({"top_k": 2, "top_p": 0.5}, {0}),
         ({"top_p": 0.7}, {0, 1}),
@@ -203,7 +204,8 @@ def test_filters_bound_what_is_drawn(make_rows: Make) -> None:
         ({"min_p": 0.5}, {0, 1, 2}),
         ({"min_p": 0.5, "temperature": 0.5}, {0, 1}),
         ({}, {0, 1, 2, 3}),
-    ]:
+    ]
+    for params, support in cases:
         reqs = [rows.add(seed=s, **params) for s in range(300)]
         drawn = rows.sample(probs.log().expand(300, -1), reqs).next_ids.tolist()
         assert set(drawn) == support, params

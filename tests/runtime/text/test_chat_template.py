@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -129,7 +129,7 @@ def test_i3_null_is_empty_text_and_arguments_become_objects(tools_tokenizer: HFT
         {"role": "tool", "content": "7", "tool_call_id": "1", "tool_calls": None},
         USER,
     ]
-    text = tools_tokenizer.plain(tools_tokenizer.render_chat(turns))
+    text = tools_tokenizer.plain(tools_tokenizer.render_chat(cast("Any", turns)))
     assert "<|im_start|>assistant\n[add a=1][now]<|im_end|>" in text
     assert "<|im_start|>tool\n7<|im_end|>" in text
     assert "None" not in text
