@@ -1,4 +1,4 @@
-"""Gated activations: act(gate) * up, from one fused [num_tokens, 2 * size] tensor."""
+"""Gated activations: act(gate) * up, from one fused tensor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import torch.nn.functional as F
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]"""
-    gate, up = gate_up.chunk(2, dim=-1)
+    """[num_tokens, 2 * size], gate before up -> [num_tokens, size]"""
+    gate, up = _halves(gate_up)
     return F.silu(gate).mul_(up)
 
 
+def silu_mul_ref(gate_up: torch.Tensor) -> torch.Tensor:
+    """The plain form of ``silu_mul``."""
+    gate, up = _halves(gate_up)
+    return gate * torch.sigmoid(gate) * up
+
+
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """``silu_mul`` with GELU's tanh approximation."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    """``silu_mul`` with GELU's tanh approximation. Source: arXiv 1606.08415, section 2."""
+    gate, up = _halves(gate_up)
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def gelu_tanh_mul_ref(gate_up: torch.Tensor) -> torch.Tensor:
+    """The plain form of ``gelu_tanh_mul``."""
+    gate, up = _halves(gate_up)
+    inner = (2.0 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1.0 + torch.tanh(inner)) * up
+
+
+def _halves(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up: expected [num_tokens, an even size], got {list(gate_up.shape)}")
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate, up

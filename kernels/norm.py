@@ -31,5 +31,14 @@ def add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rmsnorm(residual + x), residual + x). ``residual`` is changed in place."""
+    check(residual, "residual", tuple(x.shape), x.dtype)
     residual = residual.add_(x)
     return rmsnorm(residual, weight, eps), residual
+
+
+def add_rmsnorm_ref(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plain form of ``add_rmsnorm``; changes nothing."""
+    total = residual + x
+    return rmsnorm_ref(total, weight, eps), total

@@ -52,6 +52,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     cos, sin  [num_tokens, 1, head_dim], from ``cos_sin``
     """
     check(cos, "cos", (x.shape[0], 1, x.shape[2]))
+    check(sin, "sin", (x.shape[0], 1, x.shape[2]))
     swapped = torch.roll(x, x.shape[-1] // 2, -1)
     return torch.addcmul(x * cos.to(x.dtype), swapped, sin.to(x.dtype))
 

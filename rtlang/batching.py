@@ -18,7 +18,7 @@ DEFAULT_WORKERS = 64
 
 
 class Job(Protocol[R]):
-    """One run; see ``program.Execution``. Its errors end up in its result."""
+    """One run; see ``execution.Execution``. Its errors end up in its result."""
 
     @property
     def result(self) -> R: ...

@@ -85,10 +85,7 @@ class ChatPrompt:
         # Some templates refuse half a chat (a system turn alone): then its ids have to wait for
         # the next call, which renders the whole and reports what the template says.
         with contextlib.suppress(ChatTemplateError):
-            if self._role in (None, "assistant"):
-                self.sync(where)
-            elif self._messages:
-                self._cover(self._render(self._messages), where)
+            self.sync(where)
         return list(self.ids)
 
     def text(self) -> str:

@@ -320,7 +320,6 @@ class Core:
         """Start from the parent's content; ``branch`` is this one's share in its announcement."""
         with self.run.signal.lock:
             self.prompt = parent.prompt.copy()
-            self.feed = list(parent.feed)
             self._scopes = dict(parent._scopes)
             self._caller.branch = branch
             self._born = True

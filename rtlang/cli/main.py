@@ -21,7 +21,14 @@ _HIDDEN = ("debug",)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 for an error (told on standard error), 130 for Ctrl-C."""
-    args = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    # What stands behind "--" is the program's: argparse would mix it with our options.
+    cut = given.index("--") if "--" in given else len(given)
+    parser = _parser()
+    args = parser.parse_args(given[:cut])
+    args.arguments = given[cut + 1 :]
+    if args.arguments and args.command is not run_file:
+        parser.error("only the run command takes arguments behind --")
     command: Any = args.command
     try:
         return int(command(args) or 0)
@@ -39,8 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a Python file with an engine as default backend")
-    run.add_argument("file")
-    run.add_argument("arguments", nargs="*", help="sys.argv of the file; after --")
+    run.add_argument("file", help="its own arguments, if any, come behind --")
     run.set_defaults(command=run_file)
 
     chat = commands.add_parser("chat", help="talk to a model")

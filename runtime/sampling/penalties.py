@@ -10,24 +10,25 @@ from rtlang.runtime.batch import Int32s
 from rtlang.runtime.mem.rows import ReqToTokenPool
 
 Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.intp]
 
 
 def penalise_plain(
-    logits: torch.Tensor,
+    logits: Float32s,
     tokens: Int32s,
     prompt_len: int,
     repetition: float,
     frequency: float,
     presence: float,
-) -> torch.Tensor:
+) -> Float32s:
     """One row after its penalties: repetition (prompt and output, once a distinct token: a
     positive logit is divided, a negative one multiplied), then frequency and presence (output).
 
-    logits  [vocab_size] fp32, not changed
+    logits  [vocab_size], not changed
     tokens  [len] prompt and generated ids
     """
-    result = logits.clone()
+    result = logits.copy()
     for token in set(tokens.tolist()):
         value = result[token]
         result[token] = value / repetition if value > 0 else value * repetition
@@ -38,7 +39,7 @@ def penalise_plain(
 
 
 def apply_penalties(
-    logits: torch.Tensor,
+    logits: Float32s,
     samples: Ids,
     rows: Int32s,
     pool: ReqToTokenPool,
@@ -48,7 +49,7 @@ def apply_penalties(
 ) -> None:
     """``penalise_plain`` on many rows at once, in place; touches only tokens of the histories.
 
-    logits   [num_samples, vocab_size] fp32, contiguous; rows ``samples`` are changed
+    logits   [num_samples, vocab_size], contiguous; rows ``samples`` are changed
     samples  [n] rows of ``logits``; all that follow are of the same length
     rows     [n] pool rows; the histories are ``pool.token_ids[row, :pool.lens[row]]``
     """
@@ -59,32 +60,27 @@ def apply_penalties(
     # A token's place in the flattened logits.
     places = pool.token_ids[rows, : len(columns)] + samples[:, None] * logits.shape[1]
     owner = np.broadcast_to(np.arange(len(rows))[:, None], known.shape)
-    flat = logits.view(-1)
+    flat = logits.reshape(-1)
+    assert np.shares_memory(flat, logits), "the logits are not contiguous"
 
-    def on_device(values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device)
-
-    at = on_device(places[known])
-    factor = on_device(repetition[owner[known]])
+    at, factor = places[known], repetition[owner[known]]
     values = flat[at]
-    # A token that occurs often is written often, but always the same value.
-    flat[at] = torch.where(values > 0, values / factor, values * factor)
+    with np.errstate(over="ignore"):
+        # A token that occurs often is written often, but always the same value.
+        flat[at] = np.where(values > 0, values / factor, values * factor)
 
-    distinct, first, counts = np.unique(places[generated], return_index=True, return_counts=True)
+    at, first, counts = np.unique(places[generated], return_index=True, return_counts=True)
     of = owner[generated][first]
-    minus = frequency[of] * counts.astype(np.float32) + presence[of]
-    at = on_device(distinct)
-    flat[at] = flat[at] - on_device(minus)
+    flat[at] -= frequency[of] * counts.astype(np.float32) + presence[of]
 
 
-def unpack_mask(mask_bits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """[num_rows, vocab_size] bool, True where a token is allowed.
+def unpack_mask(mask_bits: torch.Tensor, vocab_size: int) -> Bools:
+    """[num_rows, vocab_size], True where a token is allowed.
 
     mask_bits  [num_rows, ceil(vocab_size / 32)] int32; token t is bit t % 32 of word t // 32
     """
     assert mask_bits.dtype == torch.int32, mask_bits.dtype
     assert mask_bits.shape[1] == -(-vocab_size // 32), (mask_bits.shape, vocab_size)
-    octets = mask_bits.contiguous().view(torch.uint8)  # little-endian: the low bits come first
-    shifts = torch.arange(8, dtype=torch.uint8, device=mask_bits.device)
-    bits = (octets[:, :, None] >> shifts) & 1
-    return bits.reshape(len(mask_bits), octets.shape[1] * 8)[:, :vocab_size].bool()
+    octets = mask_bits.cpu().contiguous().numpy().astype("<i4", copy=False).view(np.uint8)
+    bits = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)

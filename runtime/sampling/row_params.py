@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.req import Req
@@ -32,16 +31,16 @@ class RowParams:
         self.filtered: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
         self.penalised: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
         self.biased: npt.NDArray[np.bool_] = np.zeros(n, np.bool_)
-        self.bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # row -> token ids, values
-        self.stop_ids: dict[int, torch.Tensor] = {}  # row -> what min_new_tokens holds back
+        self.bias: dict[int, tuple[list[int], list[float]]] = {}  # row -> token ids, values
+        self.stop_ids: dict[int, list[int]] = {}  # row -> what min_new_tokens holds back
 
-    def refresh(self, reqs: list[Req], rows: list[int], device: torch.device) -> None:
+    def refresh(self, reqs: list[Req], rows: list[int]) -> None:
         for req, row in zip(reqs, rows, strict=True):
             if self._owner[row] is not req:
                 self._owner[row] = req
-                self._write(req, row, device)
+                self._write(req, row)
 
-    def _write(self, req: Req, row: int, device: torch.device) -> None:
+    def _write(self, req: Req, row: int) -> None:
         p = req.params
         assert p.temperature is not None and p.repetition_penalty is not None, "not resolved"
         assert p.top_p is not None and p.top_k is not None and p.min_p is not None, "not resolved"
@@ -60,7 +59,6 @@ class RowParams:
         self.penalised[row] = penalties != (0.0, 0.0, 1.0)
         self.biased[row] = bool(p.logit_bias)
         if p.logit_bias:
-            values = torch.tensor(list(p.logit_bias.values()), dtype=torch.float32, device=device)
-            self.bias[row] = torch.tensor(list(p.logit_bias), device=device), values
+            self.bias[row] = list(p.logit_bias), list(p.logit_bias.values())
         if self.min_new_tokens[row]:
-            self.stop_ids[row] = torch.tensor(sorted(req.stop_ids), device=device)
+            self.stop_ids[row] = sorted(req.stop_ids)

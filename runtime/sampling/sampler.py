@@ -21,12 +21,13 @@ from rtlang.runtime.sampling.penalties import apply_penalties, unpack_mask
 from rtlang.runtime.sampling.row_params import RowParams
 
 Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 
 class Sampler:
     """Rows are independent: what a row gets depends on its logits, request and history alone.
 
-    The logits may be on any device; the draw is made on the host.
+    The logits may be on any device; the work is done on the host, after one copy.
     """
 
     def __init__(self, pool: ReqToTokenPool, vocab_size: int) -> None:
@@ -48,28 +49,28 @@ class Sampler:
         assert logits.shape == (len(indices), self._vocab_size), logits.shape
         reqs = [batch.reqs[i] for i in indices]
         rows = batch.rows[batch.sample_rows]
-        self._params.refresh(reqs, rows.tolist(), logits.device)
+        self._params.refresh(reqs, rows.tolist())
         raw = logits.float()
-        allowed = None if mask_bits is None else unpack_mask(mask_bits, self._vocab_size)
+        table: Float32s = raw.cpu().numpy()
         output_lens = self._pool.lens[rows] - self._pool.prompt_lens[rows]
-        scores = self._process(raw, rows, output_lens, allowed)
-        table: Float32s = scores.cpu().numpy()
-        next_ids = table.argmax(axis=1).astype(np.int32)  # the lowest id among equals
+        allowed = None if mask_bits is None else unpack_mask(mask_bits, self._vocab_size)
+        scores = self._process(table, rows, output_lens, allowed)
+        next_ids = scores.argmax(axis=1).astype(np.int32)  # the lowest id among equals
         # numpy's argmax stops at a NaN, so ``best`` shows every bad row.
-        best = table[np.arange(len(table)), next_ids]
+        best = scores[np.arange(len(scores)), next_ids]
         good = np.isfinite(best)
         next_ids[~good] = 0
         errors = {
-            indices[j]: self._error(float(best[j]), raw[j], masked=allowed is not None)
+            indices[j]: self._error(best[j], table[j], masked=allowed is not None)
             for j in np.flatnonzero(~good).tolist()
         }
         for j in np.flatnonzero(good & ~self._params.greedy[rows]).tolist():
-            next_ids[j] = self._draw(table[j], best[j], int(rows[j]), int(output_lens[j]))
+            next_ids[j] = self._draw(scores[j], best[j], int(rows[j]), int(output_lens[j]))
         return BatchResult(next_ids, self._logprobs(raw, reqs, next_ids, good), {}, errors)
 
     def _process(
-        self, raw: torch.Tensor, rows: Int32s, output_lens: Int32s, allowed: torch.Tensor | None
-    ) -> torch.Tensor:
+        self, raw: Float32s, rows: Int32s, output_lens: Int32s, allowed: Bools | None
+    ) -> Float32s:
         """Penalties, bias, minimum length, mask; ``raw`` itself where no row asks for any."""
         params = self._params
         penalised = np.flatnonzero(params.penalised[rows])
@@ -77,25 +78,25 @@ class Sampler:
         held = np.flatnonzero(output_lens < params.min_new_tokens[rows]).tolist()
         if not (len(penalised) or biased or held) and allowed is None:
             return raw
-        scores = torch.empty_like(raw, memory_format=torch.contiguous_format).copy_(raw)
+        scores = raw.copy(order="C")
         if len(penalised):
             at = rows[penalised]
             tables = (params.repetition[at], params.frequency[at], params.presence[at])
             apply_penalties(scores, penalised, at, self._pool, *tables)
         for j in biased:
             token_ids, values = params.bias[int(rows[j])]
-            scores[j, token_ids] += values
+            scores[j, token_ids] += np.array(values, np.float32)
         for j in held:
             stop_ids = params.stop_ids[int(rows[j])]
             if allowed is None or _leaves_others(allowed[j], stop_ids):
-                scores[j, stop_ids] = -torch.inf
+                scores[j, stop_ids] = -np.inf
         if allowed is not None:
-            scores.masked_fill_(~allowed, -torch.inf)
+            scores[~allowed] = -np.inf
         return scores
 
-    def _error(self, best: float, raw: torch.Tensor, *, masked: bool) -> tuple[str, str]:
+    def _error(self, best: np.float32, raw: Float32s, *, masked: bool) -> tuple[str, str]:
         """(code, message) of a row whose best score is not finite."""
-        if masked and best == -np.inf and bool(torch.isfinite(raw).any()):
+        if masked and best == -np.inf and np.isfinite(raw).any():
             return "grammar_dead_end", "the constraint allows no token"
         return "numerical_error", f"the model's logits are not finite (best {best})"
 
@@ -118,7 +119,7 @@ class Sampler:
         return int(kept[draw(logits[kept], self._hash(seed, position, kept))])
 
     def _logprobs(
-        self, raw: torch.Tensor, reqs: list[Req], next_ids: Int32s, good: npt.NDArray[np.bool_]
+        self, raw: torch.Tensor, reqs: list[Req], next_ids: Int32s, good: Bools
     ) -> list[TokenLogprobs | None] | None:
         if all(req.logprobs is None for req in reqs):
             return None
@@ -131,7 +132,7 @@ class Sampler:
         return found
 
 
-def _leaves_others(allowed: torch.Tensor, stop_ids: torch.Tensor) -> bool:
+def _leaves_others(allowed: Bools, stop_ids: list[int]) -> bool:
     """Whether a constraint allows anything but ``stop_ids``. If not, it is complete, and the
     minimum length must not forbid the only way on."""
     return bool(allowed.sum() > allowed[stop_ids].sum())

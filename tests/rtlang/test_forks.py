@@ -341,6 +341,37 @@ def test_a_branchs_error_that_nobody_saw_is_the_programs() -> None:
     assert raised.value is error
 
 
+def test_an_error_that_was_told_of_a_branch_is_told_of_its_own_branches() -> None:
+    backend = FakeBackend(lambda call: Play(error=EngineError("boom")))
+
+    def body(s: rt.ProgramState) -> None:
+        s += "p"
+        branch = s.fork(2)[0]
+        branch += rt.gen("x")
+        inner = branch.fork(2)
+        inner += rt.gen("y")
+        with pytest.raises(EngineError):
+            branch.sync()
+
+    assert run_body(body, backend).error is None
+
+
+def test_a_fork_inside_an_open_turn_announces_all_of_it() -> None:
+    backend = FakeBackend()
+
+    def body(s: rt.ProgramState) -> None:
+        with s.user():
+            s += "shared question: "
+            forks = s.fork(2)
+        forks += lambda i: f"{i}" + rt.user_end() + rt.assistant(rt.gen("x"))
+        forks.join()
+
+    run_body(body, backend)
+    (ids, _) = backend.announced[0]
+    assert bytes(i for i in ids if i < 256).endswith(b"user\nshared question: ")
+    assert all(list(c.input_ids)[: len(ids)] == ids for c in backend.calls)
+
+
 def test_run_waits_for_branches_that_nobody_joins() -> None:
     backend = FakeBackend(lambda call: Play("abc", delay_s=0.02))
     kept: list[Any] = []

@@ -15,7 +15,7 @@ from fake_backend import FakeBackend, Play
 
 import rtlang as rt
 from rtlang.errors import DeadlineExceeded, EngineError, ProgramError, UnknownVariable
-from rtlang.testing import ScriptedModel
+from rtlang.testing import ByteTokenizer, ScriptedModel
 
 
 def run_body(body: Callable[[rt.ProgramState], Any], backend: FakeBackend, **options: Any) -> Any:
@@ -261,3 +261,28 @@ def test_logprobs_are_in_the_meta_info_with_sglangs_keys(make_engine: MakeEngine
     assert [[t for _, t, _ in row] for row in meta["output_top_logprobs"]] == [[97, 98]] * 2
     assert meta["output_token_logprobs"][0][0] == pytest.approx(-0.3133, abs=1e-3)
     assert meta["finish_reason"]["type"] == "length"
+
+
+def test_neighbouring_text_merges_and_generated_ids_stay() -> None:
+    """Law 7: a merge across the border of text and answer neither loses KV nor changes ids."""
+
+    class Merging(ByteTokenizer):
+        """Every "ab" of a text is one token, 261."""
+
+        def encode(self, text: str, *, add_bos: bool = True, control: bool = True) -> list[int]:
+            pieces = [list(piece.encode()) for piece in text.split("ab")]
+            return sum(([261, *piece] for piece in pieces[1:]), pieces[0])
+
+    backend = FakeBackend(lambda call: "b", tokenizer=Merging())
+
+    def body(s: rt.ProgramState) -> None:
+        s += "xa"
+        s += "b"  # one text with what is before it
+        s += "-a" + rt.gen("x") + "a" + rt.gen("y")
+
+    run_body(body, backend)
+    a, b, dash = b"ab-"
+    assert [list(c.input_ids) for c in backend.calls] == [
+        [ord("x"), 261, dash, a],
+        [ord("x"), 261, dash, a, b, a],
+    ]

@@ -150,6 +150,18 @@ def test_scores_equal_those_of_one_plain_forward_per_option(
     assert again.usage.cached_tokens > run.usage.cached_tokens
 
 
+def test_one_token_options_need_one_request(make_engine: MakeEngine) -> None:
+    engine = make_engine(ScriptedModel(logits=any_logits))
+
+    @rt.function
+    def program(s: rt.ProgramState, options: list[str]) -> None:
+        s += "q:" + rt.select("x", options)
+
+    assert len(program.run(["a", "b", "c", "d"], backend=engine).usage.calls) == 1
+    # One more for each option's further tokens; "n" and "no" share theirs.
+    assert len(program.run(["yes", "n", "no"], backend=engine).usage.calls) == 3
+
+
 def test_adding_an_option_changes_no_others_score(make_engine: MakeEngine) -> None:
     engine = make_engine(ScriptedModel(logits=any_logits))
 

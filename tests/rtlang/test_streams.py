@@ -194,3 +194,10 @@ def test_waiting_for_a_stream_costs_no_cpu() -> None:
     gate.set()
     thread.join()
     assert checks < 30  # woken by changes, it does not poll
+
+
+def test_no_race_at_the_end_of_a_stream() -> None:
+    backend = FakeBackend(lambda call: "abcdef")
+    for _ in range(150):
+        run = two_steps.run("p", backend=backend, stream=True)
+        assert "".join(run.text_iter()) == "pabcdef then abcdef."
