@@ -1,35 +1,77 @@
-"""Matrix products with few rows, the shape of decode."""
+"""Matrix products with weights that were packed once, when the model was loaded."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 import torch.nn.functional as F
 
 from rtlang.kernels.checks import check
 
-#: On CPU, up to so many rows, weight @ x.T beats x @ weight.T (1.4 to 4 times, measured).
-MAX_SWAPPED_ROWS = 128
+#: A packed layout serves every number of rows; this one is what it is tuned for.
+_TYPICAL_ROWS = 16
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Weight:
+    """[out_features, in_features], in the layout that ``linear`` is fastest with."""
+
+    data: torch.Tensor  # opaque where ``packed``
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    packed: bool
+
+
+def pack(weight: torch.Tensor) -> Weight:
+    """On x86 CPUs a copy in oneDNN's blocked layout, elsewhere the tensor itself.
+
+    weight  [out_features, in_features]
+
+    Measured with SmolLM2's matrices on 2 cores with AVX-512, against ``linear_ref``: 2.2 times
+    as fast with 1 row, 3.3 times with 16, 2.3 times with 512.
+    """
+    check(weight, "weight", (None, None))
+    packed = _can_pack(weight)
+    data = weight
+    if packed:
+        data = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
+    return Weight(data, weight.shape[0], weight.shape[1], weight.dtype, packed)
+
+
+def _can_pack(weight: torch.Tensor) -> bool:
+    if weight.device.type != "cpu" or not _has_onednn():
+        return False
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def _has_onednn() -> bool:
+    """Whether torch was built with it, with the two operations that are used here."""
+    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    operations = ("_reorder_linear_weight", "_linear_pointwise")
+    return built and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias; contiguous.
 
-    x       [num_rows, in_features]
-    weight  [out_features, in_features], dtype of x
+    x       [num_rows, in_features], dtype of the weight
     bias    [out_features] or None
     """
-    check(x, "x", (None, weight.shape[1]), weight.dtype)
-    rows = x.shape[0]
-    if x.device.type != "cpu" or rows > MAX_SWAPPED_ROWS or x.dtype != torch.float32:
-        return linear_ref(x, weight, bias)
-    # One row goes as two: BLAS then takes its threaded matrix path instead of the vector one.
-    columns = x.t() if rows > 1 else torch.cat((x, x)).t()
-    out = torch.mm(weight, columns)[:, :rows].t().contiguous()
-    return out if bias is None else out.add_(bias)
+    check(x, "x", (None, weight.in_features), weight.dtype)
+    if not weight.packed:
+        return linear_ref(x, weight.data, bias)
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.data, bias, "none", [], "")
+    return out
 
 
 def linear_ref(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The plain form of ``linear``."""
+    """The plain form of ``linear``, with the plain weight."""
     return F.linear(x, weight, bias)

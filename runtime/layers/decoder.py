@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rtlang.kernels.attention.base import AttentionBackend, AttentionLayer
-from rtlang.kernels.linear import linear
+from rtlang.kernels.linear import linear, pack
 from rtlang.kernels.norm import add_rmsnorm, rmsnorm
 from rtlang.kernels.rope import apply_rope, cos_sin, inverse_frequencies
 from rtlang.kernels.store_kv import store_kv
@@ -28,11 +28,12 @@ class Attention:
         dim, hidden = spec.head_dim, spec.hidden_size
         q_size, kv_size = spec.num_heads * dim, spec.num_kv_heads * dim
         sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self._qkv = weights.fused([(f"{at}.{n}.weight", (s, hidden)) for n, s in sizes.items()])
+        qkv = weights.fused([(f"{at}.{n}.weight", (s, hidden)) for n, s in sizes.items()])
+        self._qkv = pack(qkv)
         self._qkv_bias = None
         if spec.qkv_bias:
             self._qkv_bias = weights.fused([(f"{at}.{n}.bias", (s,)) for n, s in sizes.items()])
-        self._o = weights.take(f"{at}.o_proj.weight", (hidden, q_size))
+        self._o = pack(weights.take(f"{at}.o_proj.weight", (hidden, q_size)))
         self._o_bias = weights.take(f"{at}.o_proj.bias", (hidden,)) if spec.o_bias else None
         self._q_norm = self._k_norm = None
         if spec.qk_norm:
@@ -74,8 +75,8 @@ class MLP:
     def __init__(self, spec: DecoderSpec, weights: WeightReader, prefix: str) -> None:
         at, size, hidden = f"{prefix}.mlp", spec.intermediate_size, spec.hidden_size
         names = (f"{at}.gate_proj", f"{at}.up_proj")
-        self._gate_up = weights.fused([(f"{n}.weight", (size, hidden)) for n in names])
-        self._down = weights.take(f"{at}.down_proj.weight", (hidden, size))
+        self._gate_up = pack(weights.fused([(f"{n}.weight", (size, hidden)) for n in names]))
+        self._down = pack(weights.take(f"{at}.down_proj.weight", (hidden, size)))
         self._gate_up_bias = self._down_bias = None
         if spec.mlp_bias:
             self._gate_up_bias = weights.fused([(f"{n}.bias", (size,)) for n in names])
@@ -142,7 +143,8 @@ class Decoder:
         self._embed = weights.take("model.embed_tokens.weight", vocab)
         self._blocks = [Block(spec, weights, i) for i in range(spec.num_layers)]
         self._norm = weights.norm("model.norm.weight", spec.hidden_size, spec.norm_offset)
-        self._head = self._embed if spec.tied else weights.take("lm_head.weight", vocab)
+        # A tied head is packed too: rows are looked up in one layout and multiplied in the other.
+        self._head = pack(self._embed if spec.tied else weights.take("lm_head.weight", vocab))
         self._freqs = inverse_frequencies(spec.head_dim, spec.rope.theta, spec.rope.scaling)
         local = spec.local_rope or spec.rope
         self._local_freqs = inverse_frequencies(spec.head_dim, local.theta, local.scaling)

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from rtlang.errors import ModelLoadError
-from rtlang.kernels.activation import silu_mul
+from rtlang.kernels.activation import gelu_tanh_mul, silu_mul
 
 HFConfig = Mapping[str, Any]
+Activation = Callable[[torch.Tensor], torch.Tensor]
+ACTIVATIONS: dict[str, Activation] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
+ROPE_TYPES = ("default", "linear", "llama3")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class DecoderSpec:
     qk_norm: bool = False
     norm_offset: float = 0.0  # RMSNorm multiplies with offset + weight
     post_norms: bool = False  # a norm behind attention and MLP too, before the residual
-    activation: Callable[[torch.Tensor], torch.Tensor] = silu_mul
+    activation: Activation = silu_mul
     embed_scale: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     soft_cap: float | None = None
@@ -67,17 +70,35 @@ def base_spec(config: HFConfig, **changes: Any) -> DecoderSpec:
             "max_positions": int(config.get("max_position_embeddings", 2048)),
             "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
             "rope": rope_spec(config),
+            "activation": _activation(config),
             "tied": bool(config.get("tie_word_embeddings", False)),
         }
     except KeyError as error:
         raise ModelLoadError(f"config.json has no {error}") from error
-    fields |= changes
-    spec = DecoderSpec(**fields)
-    if spec.num_heads % spec.num_kv_heads:
-        raise ModelLoadError(
-            f"{spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
-        )
+    spec = DecoderSpec(**(fields | changes))
+    _check_sizes(spec)
     return spec
+
+
+def _check_sizes(spec: DecoderSpec) -> None:
+    if spec.num_layers < 1 or spec.num_heads % spec.num_kv_heads:
+        raise ModelLoadError(
+            f"config.json: {spec.num_layers} layers, and {spec.num_heads} heads "
+            f"for {spec.num_kv_heads} KV heads, make no model"
+        )
+    if spec.windows and len(spec.windows) != spec.num_layers:
+        raise ModelLoadError(
+            f"config.json: layer_types names {len(spec.windows)} of {spec.num_layers} layers"
+        )
+
+
+def _activation(config: HFConfig) -> Activation:
+    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(
+            f"activation {name!r} is not built; built are {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
 
 
 def rope_spec(config: HFConfig, *, kind: str = "full_attention") -> RopeSpec:
@@ -87,13 +108,26 @@ def rope_spec(config: HFConfig, *, kind: str = "full_attention") -> RopeSpec:
     if isinstance(given.get(kind), Mapping):
         given = given[kind]
     scaling = dict(given)
-    if "type" in scaling:
+    if "type" in scaling:  # the oldest name
         scaling.setdefault("rope_type", scaling.pop("type"))
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    if scaling.get("rope_type", "default") not in ("default", "linear", "llama3"):
-        raise ModelLoadError(
-            f"rope type {scaling['rope_type']!r} is not built; built are default, linear, llama3"
-        )
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ModelLoadError("partial rotary embeddings are not built")
+    name = scaling.setdefault("rope_type", "default")
+    if name not in ROPE_TYPES:
+        raise ModelLoadError(f"rope type {name!r} is not built; built are {', '.join(ROPE_TYPES)}")
+    if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelLoadError("partial_rotary_factor (rotating a part of each head) is not built")
+    missing = [key for key in _ROPE_KEYS.get(name, ()) if scaling.get(key) is None]
+    if missing:
+        raise ModelLoadError(f"rope type {name!r} lacks {', '.join(missing)} in config.json")
     return RopeSpec(float(theta), scaling)
+
+
+_ROPE_KEYS = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}

@@ -23,12 +23,15 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderSpec]] = {
 
 def decoder_spec(config: HFConfig) -> DecoderSpec:
     """Raises ``ModelLoadError`` for an architecture or a quantization that is not built."""
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown")
+        raise ModelLoadError(f"quantization {method!r} is not built; only plain weights are")
     names = config.get("architectures") or []
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization {method!r} is not built")
     for name in names:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name](config)
     built = ", ".join(sorted(ARCHITECTURES))
-    raise ModelLoadError(f"architecture {names or 'unnamed'} is not built; built are {built}")
+    raise ModelLoadError(
+        f"architecture {', '.join(names) or 'unnamed'} is not built; it may be {built}"
+    )

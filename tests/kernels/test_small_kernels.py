@@ -14,7 +14,7 @@ from rtlang.kernels.activation import (
     silu_mul,
     silu_mul_ref,
 )
-from rtlang.kernels.linear import MAX_SWAPPED_ROWS, linear, linear_ref
+from rtlang.kernels.linear import linear, linear_ref, pack
 from rtlang.kernels.norm import add_rmsnorm, add_rmsnorm_ref, rmsnorm, rmsnorm_ref
 from rtlang.kernels.rope import apply_rope, apply_rope_ref, cos_sin, inverse_frequencies
 from rtlang.kernels.store_kv import store_kv, store_kv_ref
@@ -74,19 +74,43 @@ def test_gated_activations_take_the_gate_from_the_first_half() -> None:
     assert gelu_tanh_mul(gate_up).tolist() == [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize("rows", [*ROWS, MAX_SWAPPED_ROWS, MAX_SWAPPED_ROWS + 1])
+@pytest.mark.parametrize("rows", [0, *ROWS, 200])
+@pytest.mark.parametrize(("features", "outputs"), [(40, 24), (64, 96), (17, 5)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_equals_its_plain_form_and_is_contiguous(rows: int, with_bias: bool) -> None:
-    x, weight = random(rows, 40), random(24, 40, seed=1)
-    bias = random(24, seed=2) if with_bias else None
-    out = linear(x, weight, bias)
-    torch.testing.assert_close(out, linear_ref(x, weight, bias))
-    assert out.is_contiguous()
+def test_linear_equals_its_plain_form(
+    rows: int, features: int, outputs: int, with_bias: bool
+) -> None:
+    weight = random(outputs, features, seed=1)
+    bias = random(outputs, seed=2) if with_bias else None
+    wide = random(rows, 2 * features)
+    for x in (random(rows, features), wide[:, features:]):  # rows side by side, and apart
+        out = linear(x, pack(weight), bias)
+        torch.testing.assert_close(out, linear_ref(x, weight, bias), rtol=1e-4, atol=1e-5)
+        assert out.is_contiguous()
+
+
+def test_packing_reads_a_weight_and_leaves_it() -> None:
+    fused = random(12, 8, seed=1)
+    before = fused.clone()
+    part = pack(fused[2:7])  # a view with an offset
+    x = random(3, 8)
+    torch.testing.assert_close(linear(x, part), linear_ref(x, fused[2:7]), rtol=1e-4, atol=1e-5)
+    assert torch.equal(fused, before)
+    assert (part.out_features, part.in_features) == (5, 8)
+
+
+def test_linear_without_packing_is_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    x, weight = random(3, 4), random(5, 4, seed=1)
+    packed = pack(weight)
+    assert not packed.packed and packed.data is weight
+    assert torch.equal(linear(x, packed), F.linear(x, weight))
 
 
 def test_linear_takes_bfloat16() -> None:
     x, weight = random(3, 40).bfloat16(), random(24, 40, seed=1).bfloat16()
-    torch.testing.assert_close(linear(x, weight), linear_ref(x, weight), rtol=0, atol=0)
+    wanted = linear_ref(x.float(), weight.float())
+    torch.testing.assert_close(linear(x, pack(weight)).float(), wanted, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("scaling", [{}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
@@ -142,8 +166,9 @@ def test_store_kv_writes_its_slots_and_no_others(heads_first: bool) -> None:
         ("residual", lambda: add_rmsnorm(torch.zeros(2, 8), torch.zeros(3, 8), torch.ones(8), 0.1)),
         ("gate_up", lambda: silu_mul(torch.zeros(2, 7))),
         ("gate_up", lambda: gelu_tanh_mul(torch.zeros(2, 2, 8))),
-        ("x", lambda: linear(torch.zeros(2, 7), torch.zeros(3, 8))),
-        ("x", lambda: linear(torch.zeros(2, 8).bfloat16(), torch.zeros(3, 8))),
+        ("x", lambda: linear(torch.zeros(2, 7), pack(torch.zeros(3, 8)))),
+        ("x", lambda: linear(torch.zeros(2, 8).bfloat16(), pack(torch.zeros(3, 8)))),
+        ("weight", lambda: pack(torch.zeros(8))),
         ("cos", lambda: apply_rope(torch.zeros(2, 1, 8), torch.zeros(2, 8), torch.zeros(2, 1, 8))),
         ("sin", lambda: apply_rope(torch.zeros(2, 1, 8), torch.zeros(2, 1, 8), torch.zeros(2, 8))),
         ("slots", lambda: store_kv(torch.zeros(2, 1, 8), torch.zeros(9, 1, 8), torch.zeros(2))),
@@ -154,8 +179,3 @@ def test_a_wrong_argument_is_named_with_expected_and_got(name: str, call: object
     assert callable(call)
     with pytest.raises(ValueError, match=rf"^{name}: expected .* got "):
         call()
-
-
-def test_plain_linear_is_torch_linear() -> None:
-    x, weight = random(3, 4), random(5, 4, seed=1)
-    assert torch.equal(linear_ref(x, weight), F.linear(x, weight))
