@@ -68,6 +68,7 @@ class ModelRunner:
         self, config: EngineConfig, files: ModelFiles, tokenizer_eos: frozenset[int]
     ) -> ModelInfo:
         spec, generation = self._spec, files.generation_config
+        text = files.hf_config.get("text_config") or {}
         context = config.context_length or spec.max_positions
         per_token = kv_bytes_per_token(spec, self._dtype)
         slots = config.max_total_tokens
@@ -82,6 +83,7 @@ class ModelRunner:
             context_length=context,
             eos_ids=tokenizer_eos
             | _ids(files.hf_config.get("eos_token_id"))
+            | _ids(text.get("eos_token_id"))
             | _ids(generation.get("eos_token_id")),
             kv_bytes_per_token=per_token,
             max_total_tokens=slots,

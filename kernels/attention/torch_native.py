@@ -25,6 +25,8 @@ MIN_SAVED_SLOTS = 256
 MAX_GROUP_SLOTS = 1 << 15
 #: Scores held at once, in elements: queries are cut into blocks of at most so many.
 MAX_SCORES = 1 << 21
+#: Queries of a block, since a block reads all keys that its last query sees.
+MAX_BLOCK = 128
 NEG_INF = float("-inf")
 
 
@@ -185,7 +187,8 @@ def _attend(
     shared = None
     if len(group.shared):
         shared = _gather(keys, values, group.shared, (kv_heads, len(group.shared), dim))
-    block = max(1, MAX_SCORES // (q.shape[1] * rows * (group.kv_len + len(group.shared))))
+    width = group.kv_len + len(group.shared)
+    block = max(1, min(MAX_BLOCK, MAX_SCORES // (q.shape[1] * rows * width)))
     blocks = []
     for at in range(0, q_len, block):
         end = min(at + block, q_len)

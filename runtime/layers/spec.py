@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,37 +55,52 @@ class DecoderSpec:
 def base_spec(config: HFConfig, **changes: Any) -> DecoderSpec:
     """The settings that every Llama-like ``config.json`` spells alike.
 
-    Raises ``ModelLoadError`` for a missing size, and for features that are not built.
+    Raises ``ModelLoadError`` for a size that is missing or no number, and for features that are
+    not built.
     """
-    try:
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        fields: dict[str, Any] = {
-            "vocab_size": int(config["vocab_size"]),
-            "hidden_size": hidden,
-            "num_layers": int(config["num_hidden_layers"]),
-            "num_heads": heads,
-            "num_kv_heads": int(config.get("num_key_value_heads") or heads),
-            "head_dim": int(config.get("head_dim") or hidden // heads),
-            "intermediate_size": int(config["intermediate_size"]),
-            "max_positions": int(config.get("max_position_embeddings", 2048)),
-            "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-            "rope": rope_spec(config),
-            "activation": _activation(config),
-            "tied": bool(config.get("tie_word_embeddings", False)),
-        }
-    except KeyError as error:
-        raise ModelLoadError(f"config.json has no {error}") from error
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    fields: dict[str, Any] = {
+        "vocab_size": _size(config, "vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": _size(config, "num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": _size(config, "num_key_value_heads", heads),
+        "head_dim": _size(config, "head_dim", hidden // heads),
+        "intermediate_size": _size(config, "intermediate_size"),
+        "max_positions": _size(config, "max_position_embeddings", 2048),
+        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "rope": rope_spec(config),
+        "activation": _activation(config),
+        "tied": bool(config.get("tie_word_embeddings", False)),
+    }
     spec = DecoderSpec(**(fields | changes))
     _check_sizes(spec)
     return spec
 
 
+def layer_windows(kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+    """One entry per layer, from ``layer_types``. Raises ``ModelLoadError`` for another kind."""
+    other = set(kinds) - {"full_attention", "sliding_attention"}
+    if other:
+        raise ModelLoadError(f"layers of type {', '.join(sorted(other))} are not built")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _size(config: HFConfig, name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"config.json: {name} must be a positive number, got {value!r}")
+    return value
+
+
 def _check_sizes(spec: DecoderSpec) -> None:
-    if spec.num_layers < 1 or spec.num_heads % spec.num_kv_heads:
+    if spec.num_heads % spec.num_kv_heads:
         raise ModelLoadError(
-            f"config.json: {spec.num_layers} layers, and {spec.num_heads} heads "
-            f"for {spec.num_kv_heads} KV heads, make no model"
+            f"config.json: {spec.num_heads} heads do not divide among {spec.num_kv_heads} KV heads"
         )
+    if spec.head_dim % 2:
+        raise ModelLoadError(f"config.json: head_dim {spec.head_dim} is odd, RoPE needs pairs")
     if spec.windows and len(spec.windows) != spec.num_layers:
         raise ModelLoadError(
             f"config.json: layer_types names {len(spec.windows)} of {spec.num_layers} layers"

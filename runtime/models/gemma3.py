@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rtlang.errors import ModelLoadError
-from rtlang.runtime.layers.spec import DecoderSpec, HFConfig, RopeSpec, base_spec, rope_spec
+from rtlang.runtime.layers.spec import (
+    DecoderSpec,
+    HFConfig,
+    RopeSpec,
+    base_spec,
+    layer_windows,
+    rope_spec,
+)
 
 #: What published configurations leave out.
 _DEFAULTS: dict[str, Any] = {
@@ -46,6 +53,6 @@ def gemma3_spec(config: HFConfig) -> DecoderSpec:
         embed_scale=float(text["hidden_size"]) ** 0.5,
         attention_scale=float(text["query_pre_attn_scalar"]) ** -0.5,
         soft_cap=text.get("attn_logit_softcapping"),
-        windows=tuple(text["sliding_window"] if k == "sliding_attention" else None for k in kinds),
+        windows=layer_windows(kinds, text["sliding_window"]),
         local_rope=rope_spec(text, kind="sliding_attention") if by_kind else local,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rtlang.runtime.layers.spec import DecoderSpec, HFConfig, base_spec
+from rtlang.runtime.layers.spec import DecoderSpec, HFConfig, base_spec, layer_windows
 
 
 def qwen2_spec(config: HFConfig) -> DecoderSpec:
@@ -21,6 +21,6 @@ def _windows(config: HFConfig) -> tuple[int | None, ...]:
         return ()
     kinds = config.get("layer_types")
     if kinds:
-        return tuple(window if k == "sliding_attention" else None for k in kinds)
-    first = config.get("max_window_layers", 0)
+        return layer_windows(kinds, window)
+    first = config.get("max_window_layers", 28)
     return tuple(None if i < first else window for i in range(config["num_hidden_layers"]))
