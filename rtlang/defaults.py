@@ -16,7 +16,7 @@ from typing import Any
 from rtlang.backends.base import Backend
 from rtlang.errors import ConfigError, InvalidParameter, ProgramError, Unsupported
 from rtlang.runtime.messages import LogprobOptions
-from rtlang.runtime.sampling_params import NOT_BUILT, SamplingParams
+from rtlang.runtime.sampling_params import NOT_BUILT, SamplingParams, is_int64
 
 #: ``run()`` takes these for all calls of the program; ``n`` and a seed belong to one call.
 SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__) - {"n", "sampling_seed"}
@@ -25,7 +25,6 @@ LOGPROB_NAMES = frozenset(
 )
 OTHER_NAMES = frozenset({"seed", "priority", "chat_template_kwargs"})
 OPTION_NAMES = SAMPLING_NAMES | LOGPROB_NAMES | OTHER_NAMES
-_SEED_LIMIT = 2**63
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Defaults:
         )
         new.sampling_params({})
         new.logprob_options({})
-        if new.seed is not None and not _is_int64(new.seed):
+        if new.seed is not None and not is_int64(new.seed):
             raise InvalidParameter(f"seed must be an int64, got {new.seed!r}", param="seed")
         return new
 
@@ -99,11 +98,6 @@ def given_sampling(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _given(options: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if k in names and v is not None}
-
-
-def _is_int64(value: Any) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and -_SEED_LIMIT <= value < _SEED_LIMIT
 
 
 # -- which backend --------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from rtlang.errors import InvalidParameter, InvalidPrompt, PromptTooLong, Unsupported
 from rtlang.runtime.executor import ModelInfo
 from rtlang.runtime.messages import LogprobOptions
-from rtlang.runtime.sampling_params import SamplingParams, check_against_vocab
+from rtlang.runtime.sampling_params import SamplingParams, check_against_vocab, is_int, is_int64
 from rtlang.runtime.stops import compile_stop_regex
+from rtlang.runtime.tokenizer import check_text
 
 MAX_TOP_LOGPROBS = 1000
 
@@ -19,7 +21,7 @@ def check_ids(ids: Sequence[int], info: ModelInfo) -> None:
     if not len(ids):
         raise InvalidPrompt("the prompt is empty")
     for i in ids:
-        if not isinstance(i, int) or isinstance(i, bool):
+        if not is_int(i):
             raise InvalidPrompt(f"token ids must be integers, got {i!r}")
     if min(ids) < 0 or max(ids) >= info.vocab_size:
         bad = next(i for i in ids if not 0 <= i < info.vocab_size)
@@ -47,7 +49,25 @@ def check_params(params: SamplingParams, info: ModelInfo, *, has_tokenizer: bool
         compile_stop_regex(pattern)
 
 
+def check_call(*, priority: int, timeout_s: float | None, namespace: str) -> None:
+    """What travels beside prompt and parameters; the scheduler could not read another type."""
+    if not is_int64(priority):
+        raise InvalidParameter(f"priority must be an int64, got {priority!r}", param="priority")
+    if timeout_s is not None:
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if not number or not 0 < timeout_s < math.inf:
+            raise InvalidParameter(
+                f"timeout must be a positive number of seconds, got {timeout_s!r}", param="timeout"
+            )
+    check_text(namespace)
+
+
 def check_logprobs(options: LogprobOptions, prompt_len: int, info: ModelInfo) -> None:
+    for name, value in (("logprob_start_len", options.start_len),
+                        ("top_logprobs_num", options.top_num),
+                        *(("token_ids_logprob", i) for i in options.token_ids)):  # fmt: skip
+        if not is_int(value):
+            raise InvalidParameter(f"{name} takes integers, got {value!r}", param=name)
     if not -1 <= options.start_len <= prompt_len:
         raise InvalidParameter(
             f"logprob_start_len must be in [-1, {prompt_len}], got {options.start_len}",

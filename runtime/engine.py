@@ -221,6 +221,9 @@ class Engine:
         return params
 
     def _check(self, ids: Sequence[int], params: SamplingParams, options: CallOptions) -> None:
+        admission.check_call(
+            priority=options.priority, timeout_s=options.timeout_s, namespace=options.namespace
+        )
         admission.check_ids(ids, self.info)
         admission.check_length(len(ids), params, self._client.limits)
         if options.logprobs is not None:

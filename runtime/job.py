@@ -44,10 +44,8 @@ class CallOptions:
         salt = given.pop("cache_salt", None)
         if salt == "":
             raise InvalidParameter("cache_salt must not be empty", param="cache_salt")
-        timeout = given.pop("timeout", None)
-        if timeout is not None and not timeout > 0:
-            raise InvalidParameter(f"timeout must be positive, got {timeout!r}", param="timeout")
         known = {
+            "timeout_s": given.pop("timeout", None),
             "rid": given.pop("rid", None),
             "priority": given.pop("priority", 0),
             "chat_template_kwargs": given.pop("chat_template_kwargs", None) or {},
@@ -57,7 +55,6 @@ class CallOptions:
             raise InvalidParameter(f"generate has no option {name!r}", param=name)
         return cls(
             logprobs=logprobs if wants else None,
-            timeout_s=timeout,
             namespace="" if salt is None else f"salt:{salt}",
             **known,
         )

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -113,30 +114,30 @@ def _launch_process(config: EngineConfig) -> Launched:
         process.stdin.flush()
         _raise_start_error(process.stdout.readline())
     except BaseException:
-        process.kill()
-        process.wait()
+        _end_process(process, folder, 0.0)
         raise
 
     def death() -> str | None:
         code = process.poll()
         return None if code is None else f"the scheduler's process ended with exit code {code}"
 
-    def join() -> None:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        try:
-            process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-        for path in (*Path(folder).iterdir(),):
-            path.unlink(missing_ok=True)
-        Path(folder).rmdir()
-
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = SchedulerClient(context, endpoint, f"ipc://{folder}/client", death)
-    return Launched(context, client, join, process.pid)
+    return Launched(context, client, lambda: _end_process(process, folder, CLOSE_S), process.pid)
+
+
+def _end_process(process: subprocess.Popen[bytes], folder: str, patience_s: float) -> None:
+    """Close its pipe, give it so long to end by itself; leave neither process nor folder."""
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # what it was told last need not have arrived
+        process.stdin.close()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raise_start_error(line: bytes) -> None:

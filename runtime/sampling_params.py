@@ -145,8 +145,14 @@ def _bias_key(key: Any) -> Any:
     return int(key) if isinstance(key, str) and re.fullmatch("-?[0-9]{1,20}", key) else key
 
 
-def _is_int(value: Any) -> TypeGuard[int]:
+def is_int(value: Any) -> TypeGuard[int]:
+    """An integer, and no ``bool``."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_int64(value: Any) -> TypeGuard[int]:
+    """An integer that travels as one: msgpack has 64 bits."""
+    return is_int(value) and -INT64 <= value < INT64
 
 
 def _check_ints(p: SamplingParams) -> None:
@@ -162,7 +168,7 @@ def _check_ints(p: SamplingParams) -> None:
         value = getattr(p, name)
         if value is None and name in ("max_new_tokens", "top_k", "sampling_seed"):
             continue
-        if not _is_int(value) or not low <= value <= high:
+        if not is_int(value) or not low <= value <= high:
             bound = f"of at least {low}" if high == INT64 - 1 else f"in [{low}, {high}]"
             raise _bad(name, f"must be an integer {bound}, got {value!r}")
     if p.top_k == 0:
@@ -217,7 +223,7 @@ def _check_stops(p: SamplingParams) -> None:
     if any(len(v) > MAX_STOP_REGEX_LEN for v in p.stop_regex):
         raise _bad("stop_regex", f"may have {MAX_STOP_REGEX_LEN} characters at most")
     ids = p.stop_token_ids
-    if not isinstance(ids, tuple) or any(not _is_int(i) or i < 0 for i in ids):
+    if not isinstance(ids, tuple) or any(not is_int(i) or i < 0 for i in ids):
         raise _bad("stop_token_ids", f"must be token ids, got {ids!r}")
 
 
@@ -225,7 +231,7 @@ def _check_bias(bias: dict[int, float]) -> None:
     if not isinstance(bias, dict):
         raise _bad("logit_bias", f"must map token ids to numbers, got {bias!r}")
     for key, value in bias.items():
-        if not _is_int(key) or key < 0:
+        if not is_int(key) or key < 0:
             raise _bad("logit_bias", f"has the key {key!r}, which is no token id")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not -100 <= value <= 100:

@@ -58,7 +58,8 @@ class Worker:
             config, num_slots=info.max_total_tokens, width=info.context_length
         )
         executor.init_pools(self.scheduler.allocator.tensor_len, self.scheduler.pool)
-        self._seeds = random.Random(config.random_seed or secrets.randbits(63))
+        seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
+        self._seeds = random.Random(seed)
         self._context = context
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)

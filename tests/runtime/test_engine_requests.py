@@ -113,6 +113,52 @@ def test_d4_d7_bad_parameters_are_refused_by_name(
     assert engine.generate("x").text == "fine"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", "high"),
+        ("priority", 2**63),
+        ("priority", True),
+        ("timeout", "5"),
+        ("timeout", math.inf),
+        ("timeout", math.nan),
+        ("timeout", 0),
+        ("top_logprobs_num", "2"),
+        ("logprob_start_len", 1.5),
+        ("token_ids_logprob", ["a"]),
+        ("cache_salt", ""),
+        ("no_such", 1),
+    ],
+)
+def test_bad_options_are_refused_before_they_reach_the_scheduler(
+    make_engine: MakeEngine, name: str, value: Any
+) -> None:
+    engine = make_engine(fast_model())
+    logprob = {"return_logprob": True} if "logprob" in name else {}
+    with pytest.raises(InvalidParameter) as caught:
+        engine.generate("x", **logprob, **{name: value})
+    assert caught.value.param == name
+    assert engine.generate("x").text == "fine"
+
+
+def test_a_random_seed_of_zero_is_a_seed(make_engine: MakeEngine) -> None:
+    params = {"max_new_tokens": 12, "ignore_eos": True}
+    runs = [
+        make_engine(ScriptedModel(logits=noisy), random_seed=0).generate("p", params).token_ids
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_a_process_that_does_not_start_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ModelLoadError):
+        Engine("process_models:no_such", scheduler_process=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["beam_width", "custom_params", "regex", "json_schema"])
 def test_what_is_not_built_is_refused_by_name(make_engine: MakeEngine, name: str) -> None:
     with pytest.raises(Unsupported, match=name):
@@ -361,7 +407,7 @@ def test_a_dead_scheduler_thread_fails_every_waiter_at_once(
         list(stream)
     with pytest.raises(SchedulerDied):
         engine.generate("b")
-    monkeypatch.undo()
+    engine.close()  # joins the thread, while its exception is still expected
 
 
 def test_its_own_process_gives_the_same_and_its_death_is_told() -> None:
