@@ -224,6 +224,7 @@ class Core:
                 timeout_s=node.timeout_s,
                 choice=choice,
                 chat=isinstance(self.prompt, ChatPrompt),
+                stream=self.run.streams,
             )
             for choice in range(node.n)
         ]

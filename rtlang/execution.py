@@ -39,6 +39,10 @@ class Execution(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self.result: ProgramRun[T] = ProgramRun(self._core)
 
+    def stream(self) -> None:
+        """Before it starts: its text is wanted token by token."""
+        self._run.streams = True
+
     def run_here(self) -> None:
         """To the end, in this thread; an async body in the background loop."""
         if self._is_async:

@@ -90,6 +90,7 @@ class Program(Generic[T]):
         """
         execution = self._prepare(backend, args, kwargs)
         if stream:
+            execution.stream()
             context = contextvars.copy_context()
             thread = threading.Thread(
                 target=context.run,
@@ -115,6 +116,7 @@ class Program(Generic[T]):
         """``run``, awaited. An async body runs in this loop, another one in a thread."""
         execution = self._prepare(backend, args, kwargs)
         if stream:
+            execution.stream()
             execution.start_task()
             return execution.result
         await execution.run_async()

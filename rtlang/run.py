@@ -60,6 +60,7 @@ class Run:
         self.value: Any = None
         self.error: BaseException | None = None
         self.ended = self.done = False
+        self.streams = False  # somebody follows its text as it comes
         #: Where an async body runs: a blocking read there could wait for ever.
         self.async_thread: int | None = None
         self._pid = os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,9 @@ from rtlang.runtime.messages import TokenLogprobs
 if TYPE_CHECKING:
     from rtlang.runtime.mem.rows import ReqToTokenPool
     from rtlang.runtime.req import Req
+
+#: ``logprob_from`` of a request that wants no prompt log-probabilities.
+NEVER = 2**31
 
 Int32s = npt.NDArray[np.int32]
 
@@ -45,6 +49,26 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return int(self.extend_lens.sum())
+
+    def logprob_rows(self) -> list[int]:
+        """Rows whose requests want log-probabilities of their prompts."""
+        return [
+            i for i in range(self.num_decode, len(self.reqs)) if self.reqs[i].logprob_from != NEVER
+        ]
+
+    def prompt_positions(self, i: int, block: int) -> Iterator[tuple[range, slice]]:
+        """What ``BatchResult.prompt_logprobs`` holds for row ``i``, in blocks of positions; with
+        each the step's tokens (of all that the batch computes) whose logits tell of them."""
+        req = self.reqs[i]
+        assert req.logprobs is not None
+        start = int(self.seq_lens[i] - self.extend_lens[i])
+        wants_next = req.params.max_new_tokens == 0 and bool(req.logprobs.token_ids)
+        first = max(start + 1, req.logprob_from)
+        last = min(int(self.seq_lens[i]) + 1, req.prompt_len + wants_next)
+        shift = int(self.extend_lens[:i].sum()) - 1 - start
+        for at in range(first, last, block):
+            end = min(at + block, last)
+            yield range(at, end), slice(shift + at, shift + end)
 
 
 @dataclasses.dataclass(slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import torch
+
 from rtlang.errors import ConfigError
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.executor import Executor
 from rtlang.runtime.hf_tokenizer import HFTokenizer
 from rtlang.runtime.model_runner import ModelRunner
-from rtlang.runtime.models.source import resolve_model
+from rtlang.runtime.models.source import ModelFiles, resolve_model
 
 
 class CheckpointSource:
@@ -33,4 +35,22 @@ class CheckpointSource:
 
     def create_executor(self, config: EngineConfig) -> Executor:
         eos = self.tokenizer.eos_ids if self.tokenizer is not None else frozenset[int]()
-        return ModelRunner(config, self.files, eos)
+        return create_runner(config, self.files, eos)
+
+
+def create_runner(
+    config: EngineConfig, files: ModelFiles, tokenizer_eos: frozenset[int] = frozenset()
+) -> Executor:
+    """The executor for the configured device. Raises ``ConfigError`` and ``ModelLoadError``."""
+    config = config.resolve("cpu")
+    backend = config.attention_backend
+    if config.device == "cpu" and backend in ("auto", "torch"):
+        if config.kv_cache_dtype != "auto":
+            raise ConfigError("kv_cache_dtype='fp8' needs device='cuda'")
+        return ModelRunner(config, files, tokenizer_eos)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch finds no GPU here")
+    # Triton takes a second to import, and the CPU does not need it.
+    from rtlang.runtime.gpu.runner import GpuRunner  # noqa: PLC0415
+
+    return GpuRunner(config, files, tokenizer_eos)

@@ -11,7 +11,22 @@ POLICIES = ("fcfs", "lpm", "priority")
 EVICTIONS = ("lru", "lfu", "slru")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-ATTENTION_BACKENDS = ("auto", "torch")
+ATTENTION_BACKENDS = ("auto", "torch", "triton", "flashinfer")
+#: Per device, what an option that is left out becomes.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "max_running_requests": 64,
+        "chunked_prefill_size": 512,
+        "mem_fraction_static": 0.4,
+        "scheduler_process": False,
+    },
+    "cuda": {
+        "max_running_requests": 256,
+        "chunked_prefill_size": 8192,
+        "mem_fraction_static": 0.92,
+        "scheduler_process": True,
+    },
+}
 
 
 def _field(default: Any, doc: str) -> Any:
@@ -29,29 +44,40 @@ class EngineConfig:
     revision: str | None = _field(None, "revision of a hub model")
     hub_token: str | None = _field(None, "access token for the hub (else huggingface_hub's own)")
     load_format: str = _field("auto", "auto | safetensors | gguf | dummy (random weights)")
-    dtype: str = _field("auto", "auto (float32 on CPU) | float32 | bfloat16 | float16")
-    kv_cache_dtype: str = _field("auto", "auto: as dtype")
-    quantization: str | None = _field(None, "none is built yet")
+    dtype: str = _field("auto", "auto (CPU: float32) | float32 | bfloat16 | float16")
+    kv_cache_dtype: str = _field("auto", "auto: as dtype | fp8 (e4m3, on a GPU)")
+    quantization: str | None = _field(None, "fp8: weights in e4m3, a scale per channel")
     chat_template: str | None = _field(None, "file with a Jinja chat template; none: the model's")
     trust_remote_code: bool = _field(False, "not built: model code is never downloaded")
     context_length: int | None = _field(None, "tokens; none: the model's own")
-    device: str = _field("auto", "auto | cpu")
+    device: str = _field("auto", "auto: cuda where there is one, else cpu | cpu | cuda")
     tp_size: int = _field(1, "tensor-parallel ranks; only 1 is built")
-    attention_backend: str = _field("auto", "auto | torch")
-    max_running_requests: int = _field(64, "rows that run at once")
+    attention_backend: str = _field("auto", "auto | torch | triton | flashinfer (GPU)")
+    disable_cuda_graph: bool = _field(False, "launch every kernel from the host")
+    cuda_graph_max_tokens: int = _field(1024, "prompt tokens of a step that is captured")
+    max_running_requests: int | None = _field(None, "rows that run at once; CPU 64, GPU 256")
     max_total_tokens: int | None = _field(None, "size of the KV pool in tokens; none: from memory")
-    mem_fraction_static: float = _field(0.4, "share of free memory for the KV pool")
+    mem_fraction_static: float | None = _field(
+        None, "share of the memory that is left for the KV pool; CPU 0.4, GPU 0.92"
+    )
     page_size: int = _field(1, "slots per page: 1 or 16")
-    chunked_prefill_size: int = _field(512, "token budget of a step, decode rows included")
+    chunked_prefill_size: int | None = _field(
+        None, "token budget of a step, decode rows included; CPU 512, GPU 8192"
+    )
     schedule_policy: str = _field("lpm", "fcfs | lpm (with ageing) | priority")
     max_queued_requests: int | None = _field(None, "refuse requests beyond this queue length")
     enable_mixed_chunk: bool = _field(True, "decode rows and prefill chunks share a step")
+    enable_overlap: bool | None = _field(
+        None, "plan a step while the one before it computes; none: on a GPU"
+    )
     disable_radix_cache: bool = _field(False, "never share a prefix")
     radix_eviction_policy: str = _field("lru", "lru | lfu | slru")
     fork_hold_fraction: float = _field(0.5, "share of the pool that announced forks may lock")
     fork_hold_s: float = _field(60.0, "seconds an announced prefix stays locked for its branches")
     random_seed: int | None = _field(None, "for the seeds of requests that give none")
-    scheduler_process: bool = _field(False, "run the scheduler in its own process")
+    scheduler_process: bool | None = _field(
+        None, "run the scheduler in its own process; none: on a GPU, for a model by name"
+    )
     debug: bool = _field(False, "check the memory law after every step")
 
     def __post_init__(self) -> None:
@@ -60,14 +86,15 @@ class EngineConfig:
         _choice(self, "schedule_policy", POLICIES)
         _choice(self, "radix_eviction_policy", EVICTIONS)
         _choice(self, "attention_backend", ATTENTION_BACKENDS)
-        _choice(self, "device", ("auto", "cpu"))
-        _choice(self, "kv_cache_dtype", ("auto",))
+        _choice(self, "device", ("auto", "cpu", "cuda"))
+        _choice(self, "kv_cache_dtype", ("auto", "fp8"))
         _choice(self, "page_size", (1, 16))
         _choice(self, "tp_size", (1,))
         _choice(self, "trust_remote_code", (False,))
-        _choice(self, "quantization", (None,))
+        _choice(self, "quantization", (None, "fp8"))
         positive = ("context_length", "max_running_requests", "max_total_tokens",
-                    "chunked_prefill_size", "max_queued_requests")  # fmt: skip
+                    "chunked_prefill_size", "max_queued_requests",
+                    "cuda_graph_max_tokens")  # fmt: skip
         for name in positive:
             value = getattr(self, name)
             optional = type(self).__dataclass_fields__[name].default is None
@@ -75,8 +102,16 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, got {value!r}")
         for name in ("mem_fraction_static", "fork_hold_fraction"):
             value = getattr(self, name)
-            if not 0.0 < value <= 1.0:
+            if value is not None and not 0.0 < value <= 1.0:
                 raise ConfigError(f"{name} must be in (0, 1], got {value!r}")
+
+    def resolve(self, device: str) -> EngineConfig:
+        """With ``device`` ("cpu" or "cuda") for "auto", and that device's defaults for what was
+        left out. Resolving again changes nothing."""
+        if self.device != "auto":
+            device = self.device
+        left = {k: v for k, v in _DEFAULTS[device].items() if getattr(self, k) is None}
+        return dataclasses.replace(self, device=device, **left)
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:

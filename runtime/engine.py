@@ -21,12 +21,15 @@ from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.detokenizer import Detokenizer
 from rtlang.runtime.executor import ModelInfo, ModelSource
 from rtlang.runtime.job import CallOptions, Job, split_params, split_prompts
-from rtlang.runtime.launch import check_process_model, launch, load_source
+from rtlang.runtime.launch import launch, load_source, resolve_config
 from rtlang.runtime.messages import Generate, pack_ids
 from rtlang.runtime.sampling.seeds import derive_seed
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.stream import ChunkQueue, EngineStream
 from rtlang.runtime.tokenizer import Tokenizer
+
+#: Interval of a request whose caller waits for the end.
+ALL_AT_ONCE = 2**31
 
 
 class Engine:
@@ -39,8 +42,7 @@ class Engine:
     def __init__(self, model: str | ModelSource = "smollm2", **config: Any) -> None:
         source = None if isinstance(model, str) else model
         name = model if isinstance(model, str) else type(model).__name__
-        self.config = EngineConfig.from_kwargs(model=name, **config)
-        check_process_model(self.config, source)
+        self.config = resolve_config(EngineConfig.from_kwargs(model=name, **config), source)
         source = source or load_source(self.config)
         self._tokenizer = source.tokenizer
         self._rids: dict[str, str] = {}  # a caller's request id -> ours, while it runs
@@ -100,7 +102,7 @@ class Engine:
         ``chat_template_kwargs``. Every refusal is raised before anything is sent. An error while
         running is raised when all have ended; with ``raise_errors=False`` it stands in the list.
         """
-        job = self._open(prompts, sampling_params, options)
+        job = self._open(prompts, sampling_params, options, stream=stream)
         if stream:
             return job.iterate()
         return job.results(job.gather(), raise_errors=raise_errors)
@@ -115,7 +117,7 @@ class Engine:
         **options: Any,
     ) -> Any:
         """``generate`` for event loops; with ``stream=True`` the result is an async iterator."""
-        job = self._open(prompts, sampling_params, options)
+        job = self._open(prompts, sampling_params, options, stream=stream)
         if stream:
             return job.aiterate()
         return job.results(await job.agather(), raise_errors=raise_errors)
@@ -128,15 +130,22 @@ class Engine:
         *,
         chat: bool = False,
         choice: int = 0,
+        interval: int | None = None,
+        hold_ms: int = 0,
     ) -> EngineStream:
         """Send one request and return at once. Raises ``RequestError`` for a bad one.
 
         ``chat``: the model's chat defaults apply. ``choice``: which of n siblings of one seed.
+        ``interval``: tokens that a chunk holds at least (none: ``stream_interval``), unless
+        ``hold_ms`` > 0 milliseconds have passed since the one before.
         """
         options = options or CallOptions()
         params = self._prepare(params, chat=chat)
         self._check(input_ids, params, options)
-        return self._send(input_ids, params, options, ChunkQueue(), choice=choice)
+        queue = ChunkQueue()
+        return self._send(
+            input_ids, params, options, queue, choice=choice, interval=interval, hold_ms=hold_ms
+        )
 
     def announce(
         self, input_ids: Sequence[int], branches: int, options: CallOptions | None = None
@@ -177,7 +186,9 @@ class Engine:
         if rid is not None:
             self._rids.pop(rid, None)
 
-    def _open(self, prompts: Any, sampling_params: Any, options: Mapping[str, Any]) -> Job:
+    def _open(
+        self, prompts: Any, sampling_params: Any, options: Mapping[str, Any], *, stream: bool
+    ) -> Job:
         """Check all requests of a call, then send them all."""
         given, is_batch = split_prompts(prompts)
         call = CallOptions.parse(options)
@@ -196,11 +207,13 @@ class Engine:
             ready.append((ids, params))
         queue = ChunkQueue()
         streams: list[EngineStream] = []
+        interval = None if stream else ALL_AT_ONCE
         for index, (ids, params) in enumerate(ready):
             for choice in range(params.n):
                 options_of = call if choice == 0 else dataclasses.replace(call, rid=None)
+                where = {"index": index, "choice": choice}
                 streams.append(
-                    self._send(ids, params, options_of, queue, index=index, choice=choice)
+                    self._send(ids, params, options_of, queue, interval=interval, **where)
                 )
         return Job(queue, streams, is_batch=is_batch, ns=[params.n for _, params in ready])
 
@@ -240,6 +253,8 @@ class Engine:
         *,
         index: int = 0,
         choice: int = 0,
+        interval: int | None = None,
+        hold_ms: int = 0,
     ) -> EngineStream:
         if choice and params.sampling_seed is not None:
             seed = derive_seed(params.sampling_seed, choice)
@@ -253,7 +268,6 @@ class Engine:
             queue=queue,
             index=index,
             choice=choice,
-            interval=params.stream_interval,
             on_end=lambda: self._forget_rid(options.rid),
         )
         message = Generate(
@@ -266,6 +280,8 @@ class Engine:
             timeout_s=options.timeout_s,
             fork_id=options.fork_id,
             announce=options.announce,
+            interval=params.stream_interval if interval is None else interval,
+            hold_ms=hold_ms,
         )
         if options.rid is not None:
             self._rids[options.rid] = rid

@@ -27,6 +27,24 @@ class ModelInfo:
     model_path: str  # the folder that it runs from ("" for stand-ins without one)
 
 
+class Step(Protocol):
+    """A step that was launched."""
+
+    def read(self) -> BatchResult:
+        """Its result; waits for it. Called once, before the result of any later step."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A step of an executor that computes at once."""
+
+    result: BatchResult
+
+    def read(self) -> BatchResult:
+        return self.result
+
+
 class Executor(Protocol):
     """Owns the device, the weights and the KV tensors. Not thread-safe: one loop calls it."""
 
@@ -38,10 +56,18 @@ class Executor(Protocol):
         included) and map the row tables. Called once, before the first batch."""
         ...
 
-    def execute(self, batch: Batch) -> BatchResult:
-        """Forward the batch, store its KV, sample. Reads the batch's tables, writes none.
+    @property
+    def overlaps(self) -> bool:
+        """Whether ``launch`` returns before the step is computed, so that planning the next step
+        meanwhile is worth the step more that a request then runs after its unforeseen end."""
+        ...
 
-        A row that cannot be sampled is reported in ``errors``; an exception loses the batch.
+    def launch(self, batch: Batch) -> Step:
+        """Forward the batch, store its KV, sample. Reads the batch's tables; writes there only
+        the sampled ids, if it reads them from there in the next step.
+
+        The batch may hold rows whose last token is that of a step not read yet. A row that cannot
+        be sampled is reported in ``errors``; an exception loses the batch.
         """
         ...
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import zmq
 
 import rtlang.errors
@@ -148,10 +149,14 @@ def _raise_start_error(line: bytes) -> None:
         raise rtlang.errors.from_wire(answer["error"], answer["message"])
 
 
-def check_process_model(config: EngineConfig, source: ModelSource | None) -> None:
-    """A model given as an object cannot travel to another process."""
-    if config.scheduler_process and source is not None:
+def resolve_config(config: EngineConfig, source: ModelSource | None) -> EngineConfig:
+    """The device and its defaults. A model given as an object cannot travel to another process:
+    by default its scheduler is a thread, and ``ConfigError`` if that is not wanted."""
+    if source is not None and config.scheduler_process:
         raise ConfigError(
             "scheduler_process=True needs a model by name: for a model object, "
             "give 'module:factory' instead"
         )
+    if source is not None:
+        config = dataclasses.replace(config, scheduler_process=False)
+    return config.resolve("cuda" if torch.cuda.is_available() else "cpu")

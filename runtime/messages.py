@@ -42,6 +42,8 @@ class Generate(msgspec.Struct, tag=True, array_like=True, kw_only=True):
     timeout_s: float | None = None  # from arrival at the scheduler
     fork_id: str = ""  # a branch of this announced fork
     announce: int = 0  # > 0: this IS the announcement of fork_id, with so many branches
+    interval: int = 1  # an output holds at least so many tokens, but for the last,
+    hold_ms: int = 0  # or (> 0) comes at the latest so long after the one before
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -6,13 +6,11 @@ import dataclasses
 import enum
 from array import array
 
+from rtlang.runtime.batch import NEVER
 from rtlang.runtime.mem.radix_cache import TreeNode
 from rtlang.runtime.messages import FinishReason, LogprobOptions, TokenLogprobs, Usage
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.stops import StopChecker
-
-#: ``logprob_from`` of a request that wants no prompt log-probabilities.
-NEVER = 2**31
 
 
 class ReqState(enum.Enum):
@@ -55,6 +53,12 @@ class Req:
     node: TreeNode | None = None
     tree_len: int = 0
     computed_len: int = 0
+    num_inflight: int = 0  # launched steps that have it and were not read yet: 0, 1 or 2
+    interval: int = 1  # tokens that an output holds at least, but for the last
+    hold_s: float = 0.0  # > 0: an output comes at the latest so long after the one before
+    sent_at: float = 0.0  # when the last one went, on the scheduler's clock
+    held_ids: list[int] = dataclasses.field(default_factory=list)  # not sent yet
+    held_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     usage: Usage = dataclasses.field(default_factory=Usage)
     finish: FinishReason | None = None
     high_water: int = 0  # longest computed_len ever: what is computed below it is a recomputation
@@ -80,4 +84,5 @@ class Req:
             self.pending_prompt_logprobs.append(TokenLogprobs(self.ids[0], None))
 
     def check(self) -> None:
-        assert 0 <= self.tree_len <= self.computed_len <= len(self.ids), self
+        known = len(self.ids) + min(self.num_inflight, 1)
+        assert 0 <= self.tree_len <= self.computed_len <= known, self

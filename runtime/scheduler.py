@@ -1,7 +1,9 @@
 """Scheduler: decides what each step runs. Plain Python on ints and numpy; touches no device.
 
 ``add`` / ``abort`` any time between steps; ``next_batch`` plans a step and takes its slots;
-``commit`` takes the step's result. Every request ends exactly once, in ``_end``.
+``commit`` takes the step's result. A step may be planned while the one before it is still in
+flight: its rows' newest tokens then have a place, and no id yet. Every request ends exactly once,
+in ``_end``; what it holds is released when no launched step has it any more.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rtlang.errors import EngineError
-from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
+from rtlang.runtime.batch import Batch, BatchResult, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.counters import Counters
 from rtlang.runtime.forks import ForkHolds
@@ -34,6 +36,7 @@ MAX_PARTIAL = 2
 MAX_PREFILL_STREAK = 2
 #: Expected share of a running request's remaining length: falls while nothing is retracted.
 RATIO_START, RATIO_FLOOR, RATIO_DECAY, RATIO_CLIP = 0.4, 0.05, 0.995, 4096
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class Scheduler:
@@ -48,9 +51,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``num_slots``: size of the KV pool in tokens; ``width``: longest sequence in tokens."""
-        self.config = config
+        self.config = config = config.resolve("cpu")
         self.clock = clock
-        self.max_rows = min(config.max_running_requests, config.chunked_prefill_size)
+        assert config.max_running_requests is not None and config.chunked_prefill_size is not None
+        self._budget: int = config.chunked_prefill_size  # tokens of a step
+        self.max_rows = min(config.max_running_requests, self._budget)
         self.pool = ReqToTokenPool(self.max_rows, width + config.page_size)
         self.allocator = SlotAllocator(num_slots, config.page_size, debug=config.debug)
         self.cache = RadixCache(
@@ -68,6 +73,10 @@ class Scheduler:
         self.running: list[Req] = []
         self._reqs: dict[tuple[bytes, str], Req] = {}
         self._deadlines: list[tuple[float, int, Req]] = []
+        self._now = clock()  # of the last commit
+        self.num_inflight = 0  # steps planned and not committed
+        self._drain = False  # someone must be retracted: read what is in flight first
+        self._ending: dict[Req, bool] = {}  # ended while in flight -> whether to publish it
         self._rows = np.zeros(0, np.int32)  # of ``running``, in order
         self._rows_stale = False
         self._arrivals = 0
@@ -145,28 +154,44 @@ class Scheduler:
     # -- planning ---------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
-        """Plan one step, or None when there is nothing to compute now."""
+        """Plan one step, or None when there is nothing to compute now, or nothing before the
+        steps in flight (``num_inflight``) are committed."""
         self.counters.num_steps += 1
         self.expire()
+        if self._drain and self.num_inflight:
+            return None
+        self._drain = False
         chunks = self._plan_prefill_only() if not self.config.enable_mixed_chunk else None
         if chunks:
-            return self._make_batch([], chunks)
-        self._make_room_for_decode()
-        decode = self.running
+            return self._make_batch([], _NO_ROWS, chunks)
+        if not self._make_room_for_decode():
+            return None
+        decode, rows = self._decoding()
         if decode:
-            self.kv.extend_decode(decode, self._running_rows())
+            self.kv.extend_decode(decode, rows)
         if chunks is None:
-            chunks = self._plan_prefill(self.config.chunked_prefill_size - len(decode))
+            chunks = self._plan_prefill(self._budget - len(decode))
         if not decode and not chunks:
             return None
-        return self._make_batch(decode, chunks)
+        decode, rows = self._decoding()  # an admission may have retracted someone
+        return self._make_batch(decode, rows, chunks)
+
+    def _decoding(self) -> tuple[list[Req], Int32s]:
+        """Who computes its last token in the next step: not those that end with the step in
+        flight, as far as that is known beforehand."""
+        rows = self._running_rows()
+        going = self.pool.lens[rows] < self.pool.limit_lens[rows]
+        if going.all():
+            return self.running, rows
+        reqs = [self.running[i] for i in np.flatnonzero(going).tolist()]
+        return reqs, rows[going]
 
     def _plan_prefill_only(self) -> list[tuple[Req, int]]:
         """Chunks for a step without decode rows; none when it is the decode rows' turn."""
         if self.running and self._prefill_streak >= MAX_PREFILL_STREAK:
             self._prefill_streak = 0
             return []
-        chunks = self._plan_prefill(self.config.chunked_prefill_size)
+        chunks = self._plan_prefill(self._budget)
         self._prefill_streak = self._prefill_streak + 1 if chunks else 0
         return chunks
 
@@ -178,9 +203,10 @@ class Scheduler:
         pending = sum(req.extend_len for req in started)
         left = budget - self._admit(budget - min(pending, budget // 2), chunks)
         for req in started:
-            if req.state is ReqState.PREFILL and left > 0:
+            launched = req.num_inflight and req.computed_len == len(req.ids)
+            if req.state is ReqState.PREFILL and left > 0 and not launched:
                 left -= self._plan_chunk(req, left, chunks)
-        if not chunks and not self.running and self.prefilling:
+        if not chunks and not self.running and self.prefilling and not self.num_inflight:
             self._free_stuck_prefill()
         return chunks
 
@@ -240,7 +266,8 @@ class Scheduler:
                 if self.kv.available_len >= need + self._reserve(req):
                     return True
                 self.kv.release(req)
-                if not (self.running or self.prefilling) and self.holds.drop_oldest():
+                idle = not (self.running or self.prefilling or self.num_inflight)
+                if idle and self.holds.drop_oldest():
                     continue
             if not self._preempt_for(req):
                 return False
@@ -259,6 +286,9 @@ class Scheduler:
             return False
         victim = self._victim()
         if victim is None or victim.priority >= req.priority:
+            return False
+        if self.num_inflight:
+            self._drain = True
             return False
         self._retract(victim)
         return True
@@ -294,11 +324,13 @@ class Scheduler:
         chunks.append((req, end - start))
         return end - start
 
-    def _make_batch(self, decode: list[Req], chunks: list[tuple[Req, int]]) -> Batch:
+    def _make_batch(
+        self, decode: list[Req], decode_rows: Int32s, chunks: list[tuple[Req, int]]
+    ) -> Batch:
         reqs = decode + [req for req, _ in chunks]
         num_decode = len(decode)
         rows = np.empty(len(reqs), np.int32)
-        rows[:num_decode] = self._running_rows()[:num_decode]
+        rows[:num_decode] = decode_rows
         seq_lens = np.empty(len(reqs), np.int32)
         extend_lens = np.ones(len(reqs), np.int32)
         sampled = list(range(num_decode))
@@ -306,12 +338,18 @@ class Scheduler:
             rows[i], seq_lens[i], extend_lens[i] = req.row, req.computed_len, length
             if req.computed_len == len(req.ids) and req.params.max_new_tokens != 0:
                 sampled.append(i)
+                self.prefilling.remove(req)
+                self._run(req)
         mode = ForwardMode.DECODE if not chunks else ForwardMode.EXTEND
         if decode and chunks:
             mode = ForwardMode.MIXED
         self._count_mode(mode)
         seq_lens[:num_decode] = self.pool.lens[rows[:num_decode]]
         samples = np.array(sampled, np.int32)
+        self.pool.lens[rows[samples]] = seq_lens[samples] + 1
+        self.num_inflight += 1
+        for req in reqs:
+            req.num_inflight += 1
         return Batch(mode, reqs, rows, seq_lens, extend_lens, num_decode, samples, self.pool)
 
     def _count_mode(self, mode: ForwardMode) -> None:
@@ -323,18 +361,22 @@ class Scheduler:
 
     # -- memory pressure --------------------------------------------------------------------
 
-    def _make_room_for_decode(self) -> None:
-        """Release holds, then retract, until every running request can compute one more token."""
+    def _make_room_for_decode(self) -> bool:
+        """Release holds, then retract, until every running request can compute one more token.
+        False: what is in flight must be read before anyone can be retracted."""
         self._new_token_ratio = max(self._new_token_ratio * RATIO_DECAY, RATIO_FLOOR)
         while self.running:
-            if self.kv.decode_need(self._running_rows()) <= self.kv.available_len:
-                return
+            if self.kv.decode_need(self._decoding()[1]) <= self.kv.available_len:
+                break
             if self.holds.drop_oldest():
                 continue
+            if self.num_inflight:
+                return False
             victim = self._victim()
             assert victim is not None
             assert len(self.running) + len(self.prefilling) > 1, "one request must always fit"
             self._retract(victim)
+        return True
 
     def _free_stuck_prefill(self) -> None:
         """No started prompt can get its next slots: make room at the newest one's expense."""
@@ -362,6 +404,8 @@ class Scheduler:
 
     def commit(self, batch: Batch, result: BatchResult) -> None:
         """Take a step's result: append tokens, end what is finished, queue what clients see."""
+        self._landed(batch)
+        self._now = self.clock()
         for i, entries in result.prompt_logprobs.items():
             req = batch.reqs[i]
             req.pending_prompt_logprobs.extend(entries)
@@ -369,13 +413,12 @@ class Scheduler:
         for i, (code, message) in result.errors.items():
             if batch.reqs[i].state is not ReqState.FINISHED:
                 self._fail(batch.reqs[i], code, message, publish=False)
-        for req in batch.reqs[batch.num_decode :]:
-            if req.state is ReqState.PREFILL and req.computed_len == len(req.ids):
+        for i in range(batch.num_decode, len(batch.reqs)):
+            req = batch.reqs[i]
+            if req.state is ReqState.PREFILL and batch.seq_lens[i] == len(req.ids):
                 self._prompt_done(req)
         rows = batch.rows[batch.sample_rows]
-        lens = self.pool.lens[rows]
-        self.pool.token_ids[rows, lens] = result.next_ids
-        self.pool.lens[rows] = lens + 1
+        self.pool.token_ids[rows, batch.seq_lens[batch.sample_rows]] = result.next_ids
         logprobs = result.logprobs
         for j, (i, token) in enumerate(
             zip(batch.sample_rows.tolist(), result.next_ids.tolist(), strict=True)
@@ -392,14 +435,27 @@ class Scheduler:
             if finish is not None:
                 self._end(req, finish=finish)
             self._emit(req, [token], [logprobs[j]] if logprobs else None)
+        self._release_ended()
         if self.config.debug:
             self.check()
 
+    def _landed(self, batch: Batch) -> None:
+        """The step is no longer in flight."""
+        self.num_inflight -= 1
+        for req in batch.reqs:
+            req.num_inflight -= 1
+
+    def _release_ended(self) -> None:
+        for req in [r for r in self._ending if not r.num_inflight]:
+            self.kv.release(req, publish=self._ending.pop(req))
+
     def fail_batch(self, batch: Batch, code: str, message: str) -> None:
         """The step was lost: so are its requests, and what they had published of it."""
+        self._landed(batch)
         for req in batch.reqs:
             if req.state is not ReqState.FINISHED:
                 self._fail(req, code, message, publish=False)
+        self._release_ended()
         # Whatever this step had put into the tree is unlocked now; the rest is collateral.
         self.cache.evict(self.cache.evictable_len)
 
@@ -418,23 +474,32 @@ class Scheduler:
         return None
 
     def _prompt_done(self, req: Req) -> None:
-        """All of the prompt is computed (or cached): decode it, or end it."""
-        self.prefilling.remove(req)
-        req.state = ReqState.RUNNING
+        """All of the prompt is computed (or cached) and nothing is sampled: end it."""
+        assert req.params.max_new_tokens == 0, req
         if req.announce:
             self.holds.computed(req, self.clock())
-        if req.params.max_new_tokens == 0:
-            self._end(req, finish=FinishReason("length", None, "max_new_tokens"))
-            self._emit(req, [], None)
-            return
+        self._end(req, finish=FinishReason("length", None, "max_new_tokens"))
+        self._emit(req, [], None)
+
+    def _run(self, req: Req) -> None:
+        req.state = ReqState.RUNNING
         self.running.append(req)
         self._rows_stale = True
 
     def _emit(self, req: Req, ids: list[int], logprobs: list[object] | None) -> None:
-        usage = req.usage if req.finish is not None else None
-        output = Output(rid=req.rid, ids=ids, finish=req.finish, usage=usage)
+        req.held_ids += ids
         if req.logprobs is not None and logprobs is not None:
-            output.logprobs = logprobs  # type: ignore[assignment]
+            req.held_logprobs += logprobs  # type: ignore[arg-type]
+        late = req.hold_s > 0 and self._now - req.sent_at >= req.hold_s
+        if req.finish is not None or late or len(req.held_ids) >= req.interval:
+            self._send_held(req)
+
+    def _send_held(self, req: Req) -> None:
+        usage = req.usage if req.finish is not None else None
+        output = Output(rid=req.rid, ids=req.held_ids, finish=req.finish, usage=usage)
+        req.held_ids, req.sent_at = [], self._now
+        if req.held_logprobs:
+            output.logprobs, req.held_logprobs = req.held_logprobs, []
         if req.pending_prompt_logprobs:
             output.prompt_logprobs = req.pending_prompt_logprobs
             req.pending_prompt_logprobs = []
@@ -443,6 +508,8 @@ class Scheduler:
     def _fail(self, req: Req, code: str, message: str, *, publish: bool = True) -> None:
         if req.announce:
             self.holds.lost(req)
+        if req.held_ids:
+            self._send_held(req)
         self._end(req, failed=True, publish=publish)
         failed = Failed(req.rid, code, message, {}, req.usage)
         self.outbox.failed(req.client, failed)
@@ -460,7 +527,10 @@ class Scheduler:
         if req.state is ReqState.WAITING and req.fork_id and not req.announce:
             self.holds.closed(req.client, req.fork_id)
         req.usage.completion_tokens = req.output_len
-        self.kv.release(req, publish=publish)
+        if req.num_inflight:
+            self._ending[req] = publish
+        else:
+            self.kv.release(req, publish=publish)
         self._leave(req)
         req.state, req.finish = ReqState.FINISHED, finish
         del self._reqs[req.client, req.rid]
@@ -489,11 +559,11 @@ class Scheduler:
     def check(self) -> None:
         """The memory law, and that each request is in exactly one list. For tests and debug."""
         self.kv.check()
-        rows = {id(r) for r in [*self.running, *self.prefilling]}
+        rows = {id(r) for r in [*self.running, *self.prefilling, *self._ending]}
         assert rows == {id(r) for r in self.kv.reqs}, "a row without a state that owns it"
         assert len(self._reqs) == len(self.waiting) + len(self.prefilling) + len(self.running)
 
-    def _running_rows(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _running_rows(self) -> Int32s:
         if self._rows_stale:
             self._rows = np.array([req.row for req in self.running], np.int32)
             self._rows_stale = False

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from rtlang.errors import DeadlineExceeded, EngineError, RtlangError
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.detokenizer import Detokenizer
-from rtlang.runtime.messages import Output, TokenLogprobs
+from rtlang.runtime.messages import Output
 
 Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
@@ -96,23 +96,19 @@ class EngineStream:
         queue: ChunkQueue | None = None,
         index: int = 0,
         choice: int = 0,
-        interval: int = 1,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         """``queue``: share one with other streams, whose chunks then come in order of time;
-        ``interval``: tokens that a chunk holds at least, but for the last; ``on_end``: called
-        once by the receiver's thread, before the last chunk can be seen."""
+        ``on_end``: called once by the receiver's thread, before the last chunk can be seen."""
         self.rid = rid
         self.index = index
         self.choice = choice
         self.queue = queue or ChunkQueue()
         self._detokenizer = detokenizer
         self._abort = abort
-        self._interval = interval
         self._on_end = on_end
         self._done = False
         self._text: list[str] = []  # all deltas, for an error that carries the partial text
-        self._held = Chunk(text="", token_ids=[])
 
     def __repr__(self) -> str:
         return f"<EngineStream {self.rid} {'done' if self._done else 'running'}>"
@@ -139,31 +135,27 @@ class EngineStream:
     # Called by the receiver's thread only.
 
     def push(self, output: Output) -> Waiter | None:
-        """Detokenize one step's output; hands on a chunk unless the interval is not full yet."""
-        detokenizer, held = self._detokenizer, self._held
+        """Detokenize an output and hand it on as a chunk."""
+        detokenizer = self._detokenizer
         if self._done:
             return None
+        delta = ""
         if detokenizer is not None:
             try:
                 delta = detokenizer.feed(output.ids, output.finish)
             except EngineError as error:  # its own stop regex takes too long
                 self.abort()
                 return self.fail(error)
-            held.text += delta
             self._text.append(delta)
-        held.token_ids += output.ids
-        held.logprobs = _concat(held.logprobs, output.logprobs)
-        held.prompt_logprobs = _concat(held.prompt_logprobs, output.prompt_logprobs)
-        if output.finish is None and len(held.token_ids) < self._interval:
-            return None
-        held.index, held.choice = self.index, self.choice
+        chunk = Chunk(text=delta, token_ids=output.ids)
+        chunk.logprobs, chunk.prompt_logprobs = output.logprobs, output.prompt_logprobs
+        chunk.index, chunk.choice = self.index, self.choice
         if output.finish is not None:
             self._end()
-            held.finish, held.usage = output.finish, output.usage
+            chunk.finish, chunk.usage = output.finish, output.usage
             if detokenizer is not None:
-                held.kept_ids, held.kept_text = detokenizer.kept_ids, detokenizer.kept_text
-        self._held = Chunk(text="", token_ids=[])
-        return self.queue.put(held)
+                chunk.kept_ids, chunk.kept_text = detokenizer.kept_ids, detokenizer.kept_text
+        return self.queue.put(chunk)
 
     def fail(self, error: RtlangError) -> Waiter | None:
         if self._done:
@@ -179,9 +171,3 @@ class EngineStream:
         self._done = True
         if self._on_end is not None:
             self._on_end()
-
-
-def _concat(
-    a: list[TokenLogprobs] | None, b: list[TokenLogprobs] | None
-) -> list[TokenLogprobs] | None:
-    return b if a is None else a + (b or [])

@@ -12,9 +12,9 @@ from typing import Any
 
 import zmq
 
-from rtlang.runtime.batch import Batch
+from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import Executor
+from rtlang.runtime.executor import Executor, Step
 from rtlang.runtime.messages import (
     Abort,
     CloseBranches,
@@ -66,6 +66,9 @@ class Worker:
         self._inbox.bind(endpoint)
         self._clients: dict[bytes, zmq.Socket[bytes]] = {}
         self._stopping = False
+        overlap = config.enable_overlap
+        self._overlap = executor.overlaps if overlap is None else overlap
+        self._inflight: tuple[Batch, Step] | None = None
 
     def run(self) -> None:
         """Serve until a shutdown message; every client hears of the end, however it comes."""
@@ -87,7 +90,7 @@ class Worker:
 
     def _receive(self) -> None:
         """Take all messages that are there; with nothing to do, sleep until one comes."""
-        if not self.scheduler.has_work:
+        if not self.scheduler.has_work and self._inflight is None:
             deadline = self.scheduler.next_deadline()
             timeout = None
             if deadline is not None:
@@ -144,6 +147,8 @@ class Worker:
             seed=self._seeds.randrange(-(2**63), 2**63) if seed is None else seed,
             limit_len=limit,
             logprobs=message.logprobs,
+            interval=message.interval,
+            hold_s=message.hold_ms / 1000,
             namespace=message.namespace,
             priority=message.priority,
             fork_id=message.fork_id,
@@ -161,6 +166,7 @@ class Worker:
 
     def _control(self, client: bytes, message: Control) -> None:
         scheduler = self.scheduler
+        self._land()  # what is asked for is a state between steps
         value: Any = None
         error: tuple[str, str] | None = None
         if message.op == "stats":
@@ -182,22 +188,43 @@ class Worker:
         self._send(client, Reply(message.call_id, value, error))
 
     def _step(self) -> None:
+        """Launch the next step, then read the one before it (overlapped) or this one."""
         batch = self.scheduler.next_batch() if self.scheduler.has_work else None
+        step: Step | None = None
+        failure: Exception | None = None
         if batch is not None:
-            self._run(batch)
+            try:
+                step = self.executor.launch(batch)
+            except Exception as error:
+                failure = error
         elif not self.scheduler.has_work:
             self.scheduler.expire()
+        self._land()
+        if batch is not None and step is not None:
+            self._inflight = batch, step
+            if not self._overlap:
+                self._land()
+        elif batch is not None and failure is not None:
+            self._lose(batch, failure)
         for client, response in self.scheduler.outbox.take():
             self._send(client, response)
 
-    def _run(self, batch: Batch) -> None:
+    def _land(self) -> None:
+        """Read the step in flight, if there is one, and commit it."""
+        if self._inflight is None:
+            return
+        (batch, step), self._inflight = self._inflight, None
         try:
-            result = self.executor.execute(batch)
-        except Exception as error:  # the step is lost, the engine is not
-            logger.exception("a step failed; its requests are lost")
-            self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
+            result: BatchResult = step.read()
+        except Exception as error:
+            self._lose(batch, error)
             return
         self.scheduler.commit(batch, result)
+
+    def _lose(self, batch: Batch, error: Exception) -> None:
+        """The step is lost, the engine is not."""
+        logger.error("a step failed; its requests are lost", exc_info=error)
+        self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
 
     def _send(self, client: bytes, response: Response) -> None:
         socket = self._clients.get(client)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before a module with Triton kernels is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime import interpreter
 
 from rtlang.runtime.engine import Engine
+
+_patch_scope = interpreter._patch_lang_tensor
+
+
+def _patch_tensor(tensor: Any, scope: Any) -> None:
+    """Triton 3.6's interpreter makes a loop's bound an int in a way that numpy 2.4 refuses."""
+    _patch_scope(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_tensor
 
 MakeEngine = Callable[..., Engine]
 

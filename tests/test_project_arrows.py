@@ -35,6 +35,9 @@ MAY_IMPORT = {
 LATE_IMPORTS = {
     ("rtlang.defaults", "rtlang.backends.engine"),  # loads torch
     ("rtlang.batching", "rich.progress"),  # only for who asks for a progress bar
+    ("rtlang.kernels.fp8", "rtlang.kernels.triton.quantize"),  # Triton, only for a GPU
+    ("rtlang.runtime.checkpoint", "rtlang.runtime.gpu.runner"),  # Triton, only for a GPU
+    ("rtlang.runtime.gpu.backends", "rtlang.kernels.attention.flashinfer_backend"),  # optional
     ("rtlang.runtime.models.convert", "rtlang.runtime.models.gguf"),  # loads transformers' models
 }
 

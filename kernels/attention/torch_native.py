@@ -9,6 +9,7 @@ NaN would still poison a sum.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +72,7 @@ class TorchAttention:
         check(values, "values", tuple(keys.shape), keys.dtype)
         groups = self._groups.get(layer.window)
         if groups is None:
-            groups = _make_groups(self._rows, layer.window, share=self._share_prefix)
+            groups = _make_groups(self._rows, layer.window, q.device, share=self._share_prefix)
             self._groups[layer.window] = groups
         if len(groups) == 1 and len(groups[0].tokens) == len(q):
             return _attend(q, keys, values, layer, groups[0])
@@ -85,7 +86,9 @@ class TorchAttention:
 # -- plan -------------------------------------------------------------------------------------
 
 
-def _make_groups(rows: AttentionRows, window: int | None, *, share: bool) -> list[_Group]:
+def _make_groups(
+    rows: AttentionRows, window: int | None, device: torch.device, *, share: bool
+) -> list[_Group]:
     # Rows whose query and key counts have the same power of two are alike.
     shape = np.stack((_log2(rows.extend_lens), _log2(rows.seq_lens)), axis=1)
     if len(rows.seq_lens) * int(rows.seq_lens.max()) <= 2 * int(rows.seq_lens.sum()):
@@ -96,7 +99,7 @@ def _make_groups(rows: AttentionRows, window: int | None, *, share: bool) -> lis
         members = np.flatnonzero(kinds.reshape(-1) == kind)
         shared_len = _shared_len(rows, members) if share and window is None else 0
         for part in _split(members, rows.seq_lens[members] - shared_len):
-            groups.append(_make_group(rows, part, shared_len, window))
+            groups.append(_make_group(rows, part, shared_len, window, device))
     return groups
 
 
@@ -129,8 +132,15 @@ def _shared_len(rows: AttentionRows, members: Int64s) -> int:
 
 
 def _make_group(
-    rows: AttentionRows, members: Int64s, shared_len: int, window: int | None
+    rows: AttentionRows,
+    members: Int64s,
+    shared_len: int,
+    window: int | None,
+    device: torch.device,
 ) -> _Group:
+    def move(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
     seq = rows.seq_lens[members].astype(np.int64)[:, None]
     ext = rows.extend_lens[members].astype(np.int64)[:, None]
     starts = (np.cumsum(rows.extend_lens) - rows.extend_lens)[members][:, None]
@@ -156,12 +166,12 @@ def _make_group(
         num_rows=len(members),
         q_len=q_len,
         kv_len=kv_len,
-        tokens=torch.from_numpy(tokens.reshape(-1)),
-        real=torch.from_numpy(np.flatnonzero(is_real)),
-        out_tokens=torch.from_numpy(tokens[is_real]),
-        shared=torch.from_numpy(rows.slot_table[members[0], :shared_len].astype(np.int64)),
-        slots=torch.from_numpy(slots.astype(np.int64).reshape(-1)),
-        hidden=torch.from_numpy(hidden) if hidden.any() else None,
+        tokens=move(tokens.reshape(-1)),
+        real=move(np.flatnonzero(is_real)),
+        out_tokens=move(tokens[is_real]),
+        shared=move(rows.slot_table[members[0], :shared_len].astype(np.int64)),
+        slots=move(slots.astype(np.int64).reshape(-1)),
+        hidden=move(hidden) if hidden.any() else None,
         first_key=first_key.tolist(),
         end_key=(queries - first + 1).max(axis=0).tolist(),
     )

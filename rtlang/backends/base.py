@@ -34,6 +34,7 @@ class Call:
     priority: int = 0
     timeout_s: float | None = None
     choice: int = 0  # index among n siblings: the seed of choice i is derived from (seed, i)
+    stream: bool = False  # somebody follows the text: a chunk for every token
     chat: bool = False  # the prompt is a chat: the model's chat defaults apply
 
 

@@ -12,6 +12,10 @@ from rtlang.runtime.tokenizer import Tokenizer
 if TYPE_CHECKING:  # importing the engine imports torch; its owner has done so
     from rtlang.runtime.engine import Engine
 
+#: Where nobody follows the text: pieces of so many tokens, or one so often, so that a program is
+#: not woken for every token.
+INTERVAL, HOLD_MS = 16, 40
+
 
 class EngineBackend:
     """Implements ``Backend``. Many may share one engine."""
@@ -37,7 +41,13 @@ class EngineBackend:
             fork_id=call.fork_id,
         )
         return self.engine.start(
-            call.input_ids, call.params, options, chat=call.chat, choice=call.choice
+            call.input_ids,
+            call.params,
+            options,
+            chat=call.chat,
+            choice=call.choice,
+            interval=None if call.stream else max(INTERVAL, call.params.stream_interval),
+            hold_ms=0 if call.stream else HOLD_MS,
         )
 
     def announce(

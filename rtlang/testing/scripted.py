@@ -14,10 +14,10 @@ from rtlang.errors import RtlangError
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import ModelInfo
+from rtlang.runtime.executor import DoneStep, ModelInfo
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
-from rtlang.runtime.req import NEVER, Req
+from rtlang.runtime.req import Req
 from rtlang.runtime.sampling.logprobs import position_logprobs
 from rtlang.runtime.sampling.sampler import Sampler
 from rtlang.runtime.tokenizer import Tokenizer
@@ -97,16 +97,19 @@ class ScriptedExecutor:
         self._stored: npt.NDArray[np.int64] = np.full(num_slots, -1, np.int64)
         self._sampler = Sampler(pool, self.info.vocab_size)
 
-    def execute(self, batch: Batch) -> BatchResult:
+    overlaps = False
+
+    def launch(self, batch: Batch) -> DoneStep:
         if self._model.step_s:
             time.sleep(self._model.step_s)
         self._model.steps.append((batch.mode.value, len(batch.reqs), batch.num_tokens))
         self._store_and_check(batch)
         result = self._sample(batch) if self._model.logits is not None else self._play(batch)
-        for i in range(batch.num_decode, len(batch.reqs)):
-            if batch.reqs[i].logprob_from != NEVER:
-                result.prompt_logprobs[i] = self._prompt_logprobs(batch, i)
-        return result
+        for i in batch.logprob_rows():
+            result.prompt_logprobs[i] = self._prompt_logprobs(batch, i)
+        samples = batch.sample_rows
+        batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
+        return DoneStep(result)
 
     def close(self) -> None:
         self._replies.clear()
@@ -132,19 +135,20 @@ class ScriptedExecutor:
                 self._forget_finished()
                 self._replies[req] = (self._reply_to(req), time.monotonic())
             reply, since = self._replies[req]
-            ids.append(self._next_token(reply, req))
+            output_len = int(batch.seq_lens[i]) - req.prompt_len
+            ids.append(self._next_token(reply, output_len))
             if reply.error is not None and time.monotonic() >= since + reply.delay_s:
                 errors[i] = (reply.error.code, reply.error.message)
         return BatchResult(np.array(ids, np.int32), None, {}, errors)
 
-    def _next_token(self, reply: Reply, req: Req) -> int:
+    def _next_token(self, reply: Reply, output_len: int) -> int:
         if reply.error is not None:
             return FILLER
         tokens = reply.text
         if isinstance(tokens, str):
             tokens = self._model.tokenizer.encode(tokens, add_bos=False, control=False)
-        if req.output_len < len(tokens):
-            return tokens[req.output_len]
+        if output_len < len(tokens):
+            return tokens[output_len]
         eos = min(self.info.eos_ids)
         return eos if reply.eos or not tokens else tokens[-1]
 
@@ -182,16 +186,16 @@ class ScriptedExecutor:
     def _sample(self, batch: Batch) -> BatchResult:
         if not len(batch.sample_rows):
             return BatchResult(np.zeros(0, np.int32))
-        rows = [self._logits_after(batch.reqs[i].ids.tolist()) for i in batch.sample_rows]
+        rows = [
+            self._logits_after(batch.pool.token_ids[batch.rows[i], : batch.seq_lens[i]].tolist())
+            for i in batch.sample_rows
+        ]
         return self._sampler.sample(torch.stack(rows), batch)
 
     def _prompt_logprobs(self, batch: Batch, i: int) -> list[TokenLogprobs]:
         req = batch.reqs[i]
         assert req.logprobs is not None
-        wants_next = req.params.max_new_tokens == 0 and bool(req.logprobs.token_ids)
-        first = int(batch.seq_lens[i] - batch.extend_lens[i]) + 1
-        last = min(int(batch.seq_lens[i]) + 1, req.prompt_len + wants_next)
-        wanted = range(max(first, req.logprob_from), last)
+        wanted = [p for block, _ in batch.prompt_positions(i, 1 << 20) for p in block]
         if not wanted:
             return []
         if self._model.logits is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rtlang.runtime.byte_tokenizer import EOS, ByteTokenizer
+from rtlang.runtime.checkpoint import create_runner
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.model_runner import ModelRunner
+from rtlang.runtime.executor import Executor
 from rtlang.runtime.models.source import ModelFiles
 from rtlang.runtime.tokenizer import Tokenizer
 
@@ -43,9 +44,9 @@ class TinyModel:
             **changes,
         }
 
-    def create_executor(self, config: EngineConfig) -> ModelRunner:
+    def create_executor(self, config: EngineConfig) -> Executor:
         files = ModelFiles(Path(), "dummy", self.hf_config, {}, has_tokenizer=False)
-        return ModelRunner(config, files)
+        return create_runner(config, files)
 
     def write_config(self) -> Path:
         """A temporary folder with only ``config.json``, for ``load_format="dummy"``."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from rtlang.errors import ModelLoadError
-from rtlang.kernels.activation import gelu_tanh_mul, silu_mul
+from rtlang.kernels.ops import ACTIVATIONS
 
 HFConfig = Mapping[str, Any]
-Activation = Callable[[torch.Tensor], torch.Tensor]
-ACTIVATIONS: dict[str, Activation] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -44,7 +40,7 @@ class DecoderSpec:
     qk_norm: bool = False
     norm_offset: float = 0.0  # RMSNorm multiplies with offset + weight
     post_norms: bool = False  # a norm behind attention and MLP too, before the residual
-    activation: Activation = silu_mul
+    activation: str = "silu"  # one of ACTIVATIONS
     embed_scale: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     soft_cap: float | None = None
@@ -107,13 +103,13 @@ def _check_sizes(spec: DecoderSpec) -> None:
         )
 
 
-def _activation(config: HFConfig) -> Activation:
-    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+def _activation(config: HFConfig) -> str:
+    name: str = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if name not in ACTIVATIONS:
         raise ModelLoadError(
             f"activation {name!r} is not built; built are {', '.join(ACTIVATIONS)}"
         )
-    return ACTIVATIONS[name]
+    return name
 
 
 def rope_spec(config: HFConfig, *, kind: str = "full_attention") -> RopeSpec:

@@ -14,11 +14,11 @@ from array import array
 
 import numpy as np
 
-from rtlang.runtime.batch import Int32s
+from rtlang.runtime.batch import NEVER, Int32s
 from rtlang.runtime.mem.radix_cache import RadixCache, TreeNode
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.mem.slots import SlotAllocator
-from rtlang.runtime.req import NEVER, Req
+from rtlang.runtime.req import Req
 
 
 class KVManager:
@@ -66,6 +66,8 @@ class KVManager:
         self.pool.token_ids[row, :num_ids] = req.ids
         self.pool.lens[row] = num_ids
         self.pool.prompt_lens[row] = req.prompt_len
+        self.pool.limit_lens[row] = req.limit_len
+        self.pool.dirty_from[row] = 0
         self.reqs.add(req)
 
     def catch_up(self, req: Req) -> int:
@@ -85,6 +87,7 @@ class KVManager:
         skipped = match.length - req.tree_len
         self._relock(req, match.node)
         self.pool.slots[req.row, req.tree_len : match.length] = match.slots[req.tree_len :]
+        self._mark_dirty(req.row, req.tree_len)
         req.tree_len = req.computed_len = match.length
         return skipped
 
@@ -98,6 +101,7 @@ class KVManager:
         if slots is None:
             return False
         self.pool.slots[req.row, start : start + len(slots)] = slots
+        self._mark_dirty(req.row, start)
         self.private_len += len(slots)
         req.computed_len = end
         return True
@@ -135,7 +139,8 @@ class KVManager:
         For prompt chunks this happens when the step is planned: rows of the same step then share
         them at once (a layer stores all KV before it attends), later steps run after it.
         """
-        end = req.computed_len - req.computed_len % self.page_size
+        end = min(req.computed_len, len(req.ids))  # the id of a token in flight is not known
+        end -= end % self.page_size
         if end <= req.tree_len or not self.cache.enabled:
             return
         row_slots = self.pool.slots[req.row]
@@ -146,6 +151,7 @@ class KVManager:
             duplicates = row_slots[req.tree_len : cached_len].copy()
             match = self.cache.match_prefix(ids, req.namespace)
             row_slots[:end] = match.slots
+            self._mark_dirty(req.row, req.tree_len)
             node = match.node
             self.allocator.free(duplicates)
         self.private_len -= end - req.tree_len
@@ -203,6 +209,10 @@ class KVManager:
         slots = np.concatenate(owned) if owned else np.zeros(0, np.int32)
         assert len(np.unique(slots)) == len(slots), "a slot has two owners"
         assert len(slots) + self.allocator.free_len == self.allocator.total_len, "a slot is lost"
+
+    def _mark_dirty(self, row: int, start: int) -> None:
+        if start < self.pool.dirty_from[row]:
+            self.pool.dirty_from[row] = start
 
     def _relock(self, req: Req, node: TreeNode) -> None:
         assert req.node is not None

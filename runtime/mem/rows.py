@@ -13,8 +13,13 @@ class ReqToTokenPool:
     slots      [num_rows, width] int32: KV slot of each token that is computed or planned
     lens       [num_rows] int32: tokens known in the row (prompt and generated)
     prompt_lens  [num_rows] int32
+    limit_lens   [num_rows] int32: ``lens`` never exceeds it
+    dirty_from   [num_rows] int32: the first token whose id or slot a mirror has not seen yet;
+                 the mirror moves it on. What decode steps add is not marked: a mirror learns
+                 of those from the steps themselves.
 
-    On CPU the executor maps these arrays as tensors without a copy.
+    ``lens`` counts a token as known from the moment its step is planned; its id follows when the
+    step is read. On CPU the executor maps these arrays as tensors without a copy.
     """
 
     def __init__(self, num_rows: int, width: int) -> None:
@@ -24,6 +29,8 @@ class ReqToTokenPool:
         self.slots: npt.NDArray[np.int32] = np.zeros((num_rows, width), np.int32)
         self.lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.prompt_lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.limit_lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.dirty_from: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self._free = list(range(num_rows - 1, -1, -1))
 
     @property

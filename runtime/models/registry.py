@@ -9,6 +9,7 @@ from rtlang.runtime.layers.spec import DecoderSpec, HFConfig
 from rtlang.runtime.models.gemma3 import gemma3_spec
 from rtlang.runtime.models.llama import llama_spec
 from rtlang.runtime.models.mistral import mistral_spec
+from rtlang.runtime.models.quantization import checkpoint_quantization
 from rtlang.runtime.models.qwen import qwen2_spec, qwen3_spec
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderSpec]] = {
@@ -23,10 +24,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], DecoderSpec]] = {
 
 def decoder_spec(config: HFConfig) -> DecoderSpec:
     """Raises ``ModelLoadError`` for an architecture or a quantization that is not built."""
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise ModelLoadError(f"quantization {method!r} is not built; only plain weights are")
+    checkpoint_quantization(config)
     names = config.get("architectures") or []
     for name in names:
         if name in ARCHITECTURES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.models import smollm2
 from rtlang.runtime.models.convert import converted
 from rtlang.runtime.models.hub import fetch
+from rtlang.runtime.models.quantization import checkpoint_quantization
 from rtlang.runtime.models.weights import weight_files
+
+logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -85,12 +89,15 @@ def _find(config: EngineConfig) -> Path:
 
 
 def _check_quantization(folder: Path, hf_config: dict[str, Any]) -> None:
-    given = hf_config.get("quantization_config") or hf_config.get("compression_config")
-    if given:
-        method = given.get("quant_method") if isinstance(given, dict) else given
-        raise ModelLoadError(
-            f"{folder}: the weights are quantized (quant_method {method!r}), which is not built; "
-            f"use the checkpoint in 16 or 32 bits"
+    try:
+        quantization = checkpoint_quantization(hf_config)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{folder}: {error}") from error
+    if quantization is not None and quantization.static_activations:
+        logger.warning(
+            "%s: its fixed activation scales are not used; each token is scaled by what it holds, "
+            "which is at least as precise",
+            folder,
         )
 
 

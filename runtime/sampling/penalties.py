@@ -42,6 +42,7 @@ def apply_penalties(
     logits: Float32s,
     samples: Ids,
     rows: Int32s,
+    seq_lens: Int32s,
     pool: ReqToTokenPool,
     repetition: Float32s,
     frequency: Float32s,
@@ -51,9 +52,9 @@ def apply_penalties(
 
     logits   [num_samples, vocab_size], contiguous; rows ``samples`` are changed
     samples  [n] rows of ``logits``; all that follow are of the same length
-    rows     [n] pool rows; the histories are ``pool.token_ids[row, :pool.lens[row]]``
+    rows     [n] pool rows; the histories are ``pool.token_ids[row, :seq_len]``
     """
-    lens = pool.lens[rows][:, None]
+    lens = seq_lens[:, None]
     columns = np.arange(lens.max())
     known = columns < lens  # [n, width]
     generated = known & (columns >= pool.prompt_lens[rows][:, None])

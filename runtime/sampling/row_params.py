@@ -34,11 +34,15 @@ class RowParams:
         self.bias: dict[int, tuple[list[int], list[float]]] = {}  # row -> token ids, values
         self.stop_ids: dict[int, list[int]] = {}  # row -> what min_new_tokens holds back
 
-    def refresh(self, reqs: list[Req], rows: list[int]) -> None:
+    def refresh(self, reqs: list[Req], rows: list[int]) -> list[int]:
+        """Rows whose entries were rewritten."""
+        changed: list[int] = []
         for req, row in zip(reqs, rows, strict=True):
             if self._owner[row] is not req:
                 self._owner[row] = req
+                changed.append(row)
                 self._write(req, row)
+        return changed
 
     def _write(self, req: Req, row: int) -> None:
         p = req.params

@@ -52,9 +52,10 @@ class Sampler:
         self._params.refresh(reqs, rows.tolist())
         raw = logits.float()
         table: Float32s = raw.cpu().numpy()
-        output_lens = self._pool.lens[rows] - self._pool.prompt_lens[rows]
+        seq_lens = batch.seq_lens[batch.sample_rows]
+        output_lens = seq_lens - self._pool.prompt_lens[rows]
         allowed = None if mask_bits is None else unpack_mask(mask_bits, self._vocab_size)
-        scores = self._process(table, rows, output_lens, allowed)
+        scores = self._process(table, rows, seq_lens, output_lens, allowed)
         next_ids = scores.argmax(axis=1).astype(np.int32)  # the lowest id among equals
         # numpy's argmax stops at a NaN, so ``best`` shows every bad row.
         best = scores[np.arange(len(scores)), next_ids]
@@ -69,7 +70,12 @@ class Sampler:
         return BatchResult(next_ids, self._logprobs(raw, reqs, next_ids, good), {}, errors)
 
     def _process(
-        self, raw: Float32s, rows: Int32s, output_lens: Int32s, allowed: Bools | None
+        self,
+        raw: Float32s,
+        rows: Int32s,
+        seq_lens: Int32s,
+        output_lens: Int32s,
+        allowed: Bools | None,
     ) -> Float32s:
         """Penalties, bias, minimum length, mask; ``raw`` itself where no row asks for any."""
         params = self._params
@@ -82,7 +88,7 @@ class Sampler:
         if len(penalised):
             at = rows[penalised]
             tables = (params.repetition[at], params.frequency[at], params.presence[at])
-            apply_penalties(scores, penalised, at, self._pool, *tables)
+            apply_penalties(scores, penalised, at, seq_lens[penalised], self._pool, *tables)
         for j in biased:
             token_ids, values = params.bias[int(rows[j])]
             scores[j, token_ids] += np.array(values, np.float32)

@@ -17,6 +17,7 @@ from rtlang.kernels.attention.reference import ReferenceAttention
 from rtlang.kernels.attention.torch_native import TorchAttention
 
 KV_HEADS, PER_KV, DIM = 2, 3, 8
+CPU = torch.device("cpu")
 LAYER = AttentionLayer(scale=0.3)
 #: fp32 against the reference in fp64.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -126,10 +127,10 @@ def test_shared_prefix_equals_reading_it_once_per_row(
 
 def test_shared_prefix_is_really_read_once() -> None:
     case = make_case([300] * 8, [1] * 8, shared_len=256)
-    plan = torch_native._make_groups(case.rows, None, share=True)
+    plan = torch_native._make_groups(case.rows, None, CPU, share=True)
     assert [(len(g.shared), g.kv_len, g.num_rows) for g in plan] == [(256, 44, 8)]
     # With a window the front is out of sight for some rows: no sharing there.
-    plan = torch_native._make_groups(case.rows, 32, share=True)
+    plan = torch_native._make_groups(case.rows, 32, CPU, share=True)
     assert [(len(g.shared), g.kv_len) for g in plan] == [(0, 32)]
 
 
@@ -160,7 +161,7 @@ def test_groups_gather_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch
     case = make_case([60, 50, 61, 3, 64, 40], [1] * 6)
     whole = case.run()
     monkeypatch.setattr(torch_native, "MAX_GROUP_SLOTS", 128)
-    groups = torch_native._make_groups(case.rows, None, share=True)
+    groups = torch_native._make_groups(case.rows, None, CPU, share=True)
     assert len(groups) >= 3
     assert all(g.num_rows * g.kv_len <= 128 for g in groups)
     torch.testing.assert_close(case.run(), whole, **TOLERANCE)

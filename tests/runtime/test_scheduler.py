@@ -26,9 +26,12 @@ Token = Callable[[Req], int]
 class Sim:
     """Drives a scheduler; the "model" answers with a function of the request alone."""
 
-    def __init__(self, num_slots: int = 512, width: int = 256, **config: Any) -> None:
+    def __init__(
+        self, num_slots: int = 512, width: int = 256, *, overlap: bool = False, **config: Any
+    ) -> None:
+        """``overlap``: a step is planned before the one before it is committed."""
         self.now = 0.0
-        self.config = EngineConfig(debug=True, **config)
+        self.config = EngineConfig(debug=True, **config).resolve("cpu")
         self.scheduler = Scheduler(
             self.config, num_slots=num_slots, width=width, clock=lambda: self.now
         )
@@ -37,6 +40,8 @@ class Sim:
         self.usages: dict[str, Any] = {}
         self.batches: list[Batch] = []
         self.computed: list[list[tuple[str, int]]] = []  # per step: (rid, tokens)
+        self.overlap = overlap
+        self.inflight: tuple[Batch, BatchResult] | None = None
 
     def add(self, rid: str, prompt: list[int], new: int = 8, **fields: Any) -> None:
         params = SamplingParams(max_new_tokens=new).resolve()
@@ -47,14 +52,34 @@ class Sim:
     def step(self) -> Batch | None:
         batch = self.scheduler.next_batch()
         if batch is not None:
-            assert batch.num_tokens <= self.config.chunked_prefill_size
+            assert batch.num_tokens <= (self.config.chunked_prefill_size or 0)
             self.batches.append(batch)
             self.computed.append(
                 [(r.rid, int(n)) for r, n in zip(batch.reqs, batch.extend_lens, strict=True)]
             )
-            ids = [token_of(batch.reqs[i]) for i in batch.sample_rows]
-            self.scheduler.commit(batch, BatchResult(np.array(ids, np.int32)))
+        self.land()
+        if batch is not None:
+            self.inflight = batch, self.result(batch)
+            if not self.overlap:
+                self.land()
         self.scheduler.check()
+        self.collect()
+        return batch
+
+    def result(self, batch: Batch) -> BatchResult:
+        """What the "model" answers; it leaves the ids in the row tables, as an executor does."""
+        rows, lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
+        tables = batch.pool.token_ids
+        ids = [token_after(tables[r, :n].tolist()) for r, n in zip(rows, lens, strict=True)]
+        tables[rows, lens] = ids
+        return BatchResult(np.array(ids, np.int32))
+
+    def land(self) -> None:
+        if self.inflight is not None:
+            (batch, result), self.inflight = self.inflight, None
+            self.scheduler.commit(batch, result)
+
+    def collect(self) -> None:
         for _, response in self.scheduler.outbox.take():
             if isinstance(response, Failed):
                 self.ended[response.rid], self.usages[response.rid] = response.code, response.usage
@@ -64,11 +89,13 @@ class Sim:
                     if output.finish is not None:
                         self.ended[output.rid] = output.finish.type
                         self.usages[output.rid] = output.usage
-        return batch
 
     def run(self, limit: int = 5000) -> None:
         for _ in range(limit):
             if not self.scheduler.has_work:
+                self.land()
+                self.scheduler.check()
+                self.collect()
                 return
             self.step()
         raise AssertionError(f"not done after {limit} steps: {self.scheduler.counts()}")
@@ -76,7 +103,11 @@ class Sim:
 
 def token_of(req: Req) -> int:
     """A function of the request's own ids: the same whatever else runs."""
-    return (sum(req.ids) * 31 + len(req.ids)) % 50
+    return token_after(req.ids.tolist())
+
+
+def token_after(ids: list[int]) -> int:
+    return (sum(ids) * 31 + len(ids)) % 50
 
 
 def alone(prompt: list[int], new: int) -> list[int]:
@@ -97,13 +128,14 @@ def test_the_scheduler_needs_no_torch() -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
 @pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("overlap", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_request_ends_once_with_its_own_tokens_under_random_load(
-    page_size: int, policy: str, mixed: bool, data: st.DataObject
+    page_size: int, policy: str, mixed: bool, overlap: bool, data: st.DataObject
 ) -> None:
     sim = Sim(
-        num_slots=160, width=128, page_size=page_size, schedule_policy=policy,
+        num_slots=160, width=128, overlap=overlap, page_size=page_size, schedule_policy=policy,
         enable_mixed_chunk=mixed, max_running_requests=6, chunked_prefill_size=24,
         radix_eviction_policy=data.draw(st.sampled_from(["lru", "lfu", "slru"])),
         disable_radix_cache=data.draw(st.booleans()),

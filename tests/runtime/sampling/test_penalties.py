@@ -34,7 +34,8 @@ def penalised(
     n = pool.num_rows
     tables = [np.broadcast_to(np.float32(t), (n,)).copy() for t in (rep, freq, pres)]
     result = logits.clone()
-    apply_penalties(result.numpy(), np.arange(n), np.arange(n, dtype=np.int32), pool, *tables)
+    rows = np.arange(n, dtype=np.int32)
+    apply_penalties(result.numpy(), np.arange(n), rows, pool.lens[rows], pool, *tables)
     return result
 
 
@@ -102,7 +103,8 @@ def test_only_the_named_rows_change() -> None:
     pool = pool_of([([1, 2], [3]), ([1, 2], [3])])
     logits = torch.ones(3, 10)
     tables = [np.array([v], np.float32) for v in (2.0, 1.0, 1.0)]
-    apply_penalties(logits.numpy(), np.array([2]), np.array([1], np.int32), pool, *tables)
+    at = np.array([1], np.int32)
+    apply_penalties(logits.numpy(), np.array([2]), at, pool.lens[at], pool, *tables)
     assert torch.equal(logits[:2], torch.ones(2, 10))
     assert logits[2].tolist() == [1, 0.5, 0.5, -1.5, 1, 1, 1, 1, 1, 1]
 

@@ -1,0 +1,112 @@
+"""Ops: the small operations of a decoder, as one set that a device chooses."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from rtlang.kernels.activation import gelu_tanh_mul, silu_mul
+from rtlang.kernels.norm import add_rmsnorm, rmsnorm
+from rtlang.kernels.rope import apply_rope, cos_sin
+from rtlang.kernels.store_kv import store_kv
+
+_GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
+#: Activations by their names in config.json.
+ACTIVATIONS = tuple(_GATED)
+
+
+class Ops(Protocol):
+    """Contracts are those of the functions that ``TorchOps`` calls."""
+
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+
+    def add_rmsnorm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """rmsnorm(residual + x); ``residual`` becomes the sum, ``x`` may be overwritten.
+
+        out  where the result goes, or None
+        """
+        ...
+
+    def gated(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+        """act(gate) * up: [n, 2 * size] -> [n, size]; ``kind``: one of ``ACTIVATIONS``."""
+        ...
+
+    def angles(self, positions: torch.Tensor, freqs: torch.Tensor) -> Any:
+        """What ``norm_rope_store`` wants to know of [num_tokens] positions."""
+        ...
+
+    def norm_rope_store(
+        self,
+        qkv: torch.Tensor,
+        table: Any,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> torch.Tensor:
+        """Rotated queries [n, num_heads, head_dim]; keys (rotated) and values go to their slots.
+
+        qkv     [n, num_heads + 2 * num_kv_heads, head_dim]
+        norms   weights [head_dim] of the norms of queries and keys, or None
+        keys, values  [num_slots, num_kv_heads, head_dim], the layer's pool
+        slots   [n]
+        scales  (k, v): an FP8 pool holds the key (value) over its scale
+        """
+        ...
+
+
+class TorchOps:
+    """Plain torch, on any device; what the CPU runs and others are compared with."""
+
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rmsnorm(x, weight, eps)
+
+    def add_rmsnorm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        normed = add_rmsnorm(x, residual, weight, eps)[0]
+        return normed if out is None else out.copy_(normed)
+
+    def gated(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+        return _GATED[kind](gate_up)
+
+    def angles(self, positions: torch.Tensor, freqs: torch.Tensor) -> Any:
+        return cos_sin(positions, freqs)
+
+    def norm_rope_store(
+        self,
+        qkv: torch.Tensor,
+        table: Any,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> torch.Tensor:
+        kv_heads = keys.shape[1]
+        heads = qkv.shape[1] - 2 * kv_heads
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if norms is not None:
+            qk = torch.cat(
+                (rmsnorm(qk[:, :heads], norms[0], eps), rmsnorm(qk[:, heads:], norms[1], eps)), 1
+            )
+        qk = apply_rope(qk, *table)
+        store_kv(qk[:, heads:], keys, slots, scales[0])
+        store_kv(v, values, slots, scales[1])
+        return qk[:, :heads].contiguous()

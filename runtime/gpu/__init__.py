@@ -1,0 +1,1 @@
+"""The executor on a GPU: device tables, captured graphs, sampling, memory."""

@@ -1,0 +1,320 @@
+"""GpuRunner: the executor on a GPU. Launches steps and never waits for one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from rtlang.errors import ConfigError
+from rtlang.kernels.attention.base import AttentionBackend, AttentionRows, DeviceRows
+from rtlang.kernels.ops import TorchOps
+from rtlang.kernels.triton.ops import TritonOps
+from rtlang.runtime.batch import Batch, ForwardMode, Int32s
+from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.gpu.backends import choose_backends
+from rtlang.runtime.gpu.graphs import GraphRunner, bucket_of, row_buckets, token_buckets
+from rtlang.runtime.gpu.memory import GRAPH_SHARE, MemoryLedger, out_of_memory_is_explained
+from rtlang.runtime.gpu.sampler import DeviceSampler, SampledStep
+from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
+from rtlang.runtime.layers.decoder import Pass
+from rtlang.runtime.loading import load_model, make_info
+from rtlang.runtime.mem.kv_pool import TokenToKVPool
+from rtlang.runtime.mem.rows import ReqToTokenPool
+from rtlang.runtime.messages import TokenLogprobs
+from rtlang.runtime.models.source import ModelFiles
+from rtlang.runtime.sampling.logprobs import start_logprobs
+
+logger = logging.getLogger(__name__)
+
+#: Prompt log-probabilities are computed for so many positions at once.
+LOGPROB_ROWS = 64
+
+Reader = Callable[[], list[TokenLogprobs]]
+
+
+class GpuRunner:
+    """Implements ``Executor``. Runs on the CPU too, slowly, in Triton's interpreter: for tests."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        files: ModelFiles,
+        tokenizer_eos: frozenset[int] = frozenset(),
+    ) -> None:
+        """Loads the weights. Raises ``ModelLoadError`` or ``ConfigError``."""
+        self._config = config = config.resolve("cuda")
+        assert config.max_running_requests is not None and config.chunked_prefill_size is not None
+        self._device = torch.device(config.device)
+        self._cuda = self._device.type == "cuda"
+        self.overlaps = self._cuda
+        self._max_rows = min(config.max_running_requests, config.chunked_prefill_size)
+        self._max_tokens = config.chunked_prefill_size
+        self._ledger = MemoryLedger(self._device if self._cuda else None)
+        ops = TorchOps() if config.attention_backend == "torch" else TritonOps()
+        with out_of_memory_is_explained("loading the weights", "the model does not fit this GPU"):
+            loaded = load_model(config, files, self._device, ops)
+        self._loaded, self._spec, self._model = loaded, loaded.spec, loaded.model
+        self._ledger.note("weights")
+        limits = (self._max_rows, self._max_tokens)
+        dtypes = (loaded.dtype, loaded.kv_dtype)
+        self._backends = choose_backends(config, loaded.spec, dtypes, self._device, limits)
+        graphs = self._cuda and not config.disable_cuda_graph and self._backends.captures_decode
+        self.graphs = GraphRunner(self._device, enabled=graphs)
+        self._row_buckets = row_buckets(self._max_rows)
+        captured = 0 if self._backends.captured is None else config.cuda_graph_max_tokens
+        self._token_buckets = token_buckets(min(captured, self._max_tokens))
+        self._logits: dict[tuple[str, int], torch.Tensor] = {}  # of the last sampling, by graph
+        self._read_stream = torch.cuda.Stream(self._device) if self._cuda else None
+        hidden_rows = max(self._max_rows, *(self._token_buckets or [0]))
+        self._hidden = torch.zeros(
+            (hidden_rows, loaded.spec.hidden_size), dtype=loaded.dtype, device=self._device
+        )
+        slots = config.max_total_tokens or self._affordable_tokens()
+        self.info = make_info(loaded, config, files, tokenizer_eos, slots)
+
+    # -- memory -----------------------------------------------------------------------------
+
+    def _affordable_tokens(self) -> int:
+        """What fits beside the weights, the largest step's activations and the graphs."""
+        config = self._config
+        assert config.mem_fraction_static is not None
+        context = config.context_length or self._spec.max_positions
+        most = self._max_rows * context
+        if not self._cuda:
+            return min(most, 1 << 16)
+        with out_of_memory_is_explained(
+            "measuring the largest step", "lower chunked_prefill_size or max_running_requests"
+        ):
+            peak = self._activation_peak()
+        free, total = torch.cuda.mem_get_info(self._device)
+        reserve = peak + int(GRAPH_SHARE * total) * self.graphs.enabled
+        width = context + config.page_size
+        rows = self._max_rows * (8 * width + 13 * self._spec.vocab_size)  # tables, sampler
+        budget = config.mem_fraction_static * (free - reserve - rows)
+        self._ledger.bytes["activations"] = peak
+        slots = int(budget / self._loaded.kv_bytes_per_token)
+        if slots < config.page_size:
+            raise ConfigError(
+                f"no GPU memory is left for the KV pool ({free / 2**30:.1f} GiB free, "
+                f"{(reserve + rows) / 2**30:.1f} GiB reserved): raise mem_fraction_static, or "
+                f"lower chunked_prefill_size, max_running_requests or context_length"
+            )
+        return min(slots, most)
+
+    def _activation_peak(self) -> int:
+        """Bytes that a prefill of the largest size takes beside the weights, measured."""
+        tokens, page = self._max_tokens, self._config.page_size
+        pool = ReqToTokenPool(1, tokens + page)
+        tables = DeviceTables(pool, self._device, 1, tokens)
+        kv = TokenToKVPool(self._spec, page, self._loaded.kv_dtype, self._device, heads_first=False)
+        pool.slots[:], pool.lens[:] = 0, tokens
+        seq = np.array([tokens], np.int32)
+        none = np.zeros(0, np.int32)
+        batch = Batch(ForwardMode.EXTEND, [], np.zeros(1, np.int32), seq, seq, 0, none, pool)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        runs = tables.make_runs(batch)
+        host = tables.begin(tables.fixed_len + runs_len(runs))
+        tables.pack_extend(host, batch, tokens, 1)
+        put_runs(host[tables.fixed_len :], runs)
+        with torch.inference_mode():
+            tables.write(runs, tables.upload())
+            rows, ids = tables.extend_rows(tokens, 1)
+            self._plan(self._backends.extend, batch, rows)
+            self._forward(self._backends.extend, ids, kv, None)
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        torch.cuda.empty_cache()
+        return peak
+
+    def init_pools(self, num_slots: int, pool: ReqToTokenPool) -> None:
+        device = self._device
+        self._ledger.note("workspaces")
+        with out_of_memory_is_explained(
+            "making the KV pool", "lower mem_fraction_static or max_total_tokens"
+        ):
+            self._kv = TokenToKVPool(
+                self._spec, num_slots, self._loaded.kv_dtype, device, heads_first=False
+            )
+            # Padding rows of captured graphs read slot 0, and nobody writes it before them.
+            for tensor in (*self._kv.keys, *self._kv.values):
+                tensor[0] = 0
+        self._ledger.note("KV pool")
+        with out_of_memory_is_explained(
+            "making row tables", "lower max_running_requests or context_length"
+        ):
+            self.tables = DeviceTables(pool, device, self._max_rows, self._max_tokens)
+            self._sampler = DeviceSampler(self.tables, self._max_rows, self._spec.vocab_size)
+        self._ledger.note("row tables and sampler")
+        with (
+            torch.inference_mode(),
+            out_of_memory_is_explained("capturing CUDA graphs", "lower mem_fraction_static"),
+        ):
+            self.graphs.capture(self._launches())
+        self._ledger.note("graphs")
+        self._ledger.report()
+
+    def _launches(self) -> list[tuple[tuple[str, int], Callable[[], object]]]:
+        """All that is captured, the largest first."""
+        found: list[tuple[tuple[str, int], Callable[[], object]]] = []
+        for n in reversed(self._token_buckets):
+            found.append((("extend", n), lambda n=n: self._extend(n)))  # type: ignore[misc]
+        for n in reversed(self._row_buckets):
+            found.append((("decode", n), lambda n=n: self._decode(n)))  # type: ignore[misc]
+            for kind in ("sample", "sample_full"):
+                launch = lambda n=n, kind=kind: self._sample(n, full=kind != "sample")  # type: ignore[misc]  # noqa: E731
+                found.append(((kind, n), launch))
+        return found
+
+    # -- a step -----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> SampledStep:
+        num_samples = len(batch.sample_rows)
+        sample_bucket = bucket_of(self._row_buckets, num_samples) or 0
+        last = np.cumsum(batch.extend_lens, dtype=np.int32)[batch.sample_rows] - 1
+        runs: Runs | None = None
+        tokens = len(batch.rows)
+        if batch.mode is ForwardMode.DECODE:
+            tokens = bucket_of(self._row_buckets, tokens) or tokens
+            behind = 3 * tokens
+        else:
+            runs = self.tables.make_runs(batch)
+            tokens = batch.num_tokens
+            behind = self.tables.fixed_len - self.tables.rows_at + runs_len(runs)
+        host = self.tables.begin(self.tables.rows_at + behind)
+        bucket = None if runs is None else bucket_of(self._token_buckets, tokens)
+        if runs is not None and bucket is None:
+            # Too large for a graph: its samples' hidden states are gathered right away.
+            last, last_rows = np.arange(num_samples, dtype=np.int32), last
+        full = False
+        if num_samples:
+            full = self._sampler.plan(host, batch, sample_bucket, last)
+        if runs is None:
+            self.tables.pack_decode(host, batch, tokens)
+            self.tables.upload()
+            self._run_decode(batch, tokens)
+            hidden = self._hidden
+        else:
+            rows = len(batch.rows) if bucket is None else self._max_rows
+            self.tables.pack_extend(host, batch, bucket or tokens, rows)
+            put_runs(host[self.tables.fixed_len :], runs)
+            self.tables.write(runs, self.tables.upload())
+            if bucket is None:
+                hidden = self._run_large(batch, last_rows)
+            else:
+                self.graphs.run(("extend", bucket), lambda: self._extend(bucket))
+                hidden = self._hidden
+        return self._finish(batch, hidden, sample_bucket, full=full)
+
+    def _finish(
+        self, batch: Batch, hidden: torch.Tensor, bucket: int, *, full: bool
+    ) -> SampledStep:
+        prompt_logprobs = self._prompt_logprobs(batch, hidden)
+        n = len(batch.sample_rows)
+        if not n:
+            return SampledStep(batch, None, {}, prompt_logprobs, self._read_stream)
+        key = ("sample_full" if full else "sample", bucket)
+        self.graphs.run(key, lambda: self._sample(bucket, full=full))
+        out = self._sampler.out[:, :n]
+        logprobs: dict[int, Reader] = {}
+        for j, i in enumerate(batch.sample_rows.tolist()):
+            options = batch.reqs[i].logprobs
+            if options is not None:
+                logits = self._logits[key][j : j + 1]
+                logprobs[j] = start_logprobs(logits, out[0, j : j + 1].long(), options)
+        return SampledStep(batch, out, logprobs, prompt_logprobs, self._read_stream)
+
+    # What follows only launches; all but the attention's plan is the same for any step of a size.
+
+    def _decode(self, num_rows: int) -> None:
+        rows, tokens = self.tables.decode_rows(num_rows)
+        self._backends.decode.plan(_device_only(rows))
+        self._forward(self._backends.decode, tokens, self._kv, self._hidden[:num_rows])
+
+    def _run_decode(self, batch: Batch, bucket: int) -> None:
+        if self._backends.captures_decode:
+            self.graphs.run(("decode", bucket), lambda: self._decode(bucket))
+            return
+        n = len(batch.rows)
+        rows, tokens = self.tables.decode_rows(bucket)
+        rows = DeviceRows(rows.seq_lens[:n], rows.q_starts[: n + 1], rows.rows[:n],
+                          rows.slot_table, decode=True)  # fmt: skip
+        self._plan(self._backends.decode, batch, rows)
+        ids, positions, slots = (t[:n] for t in tokens)
+        self._forward(self._backends.decode, (ids, positions, slots), self._kv, self._hidden[:n])
+        self.graphs.fall_back(f"attention by {self._backends.names[0]}")
+
+    def _extend(self, num_tokens: int) -> None:
+        backend = self._backends.captured
+        assert backend is not None
+        rows, tokens = self.tables.extend_rows(num_tokens, self._max_rows)
+        backend.plan(_device_only(rows))
+        self._forward(backend, tokens, self._kv, self._hidden[:num_tokens])
+
+    def _run_large(self, batch: Batch, last_rows: Int32s) -> torch.Tensor:
+        rows, tokens = self.tables.extend_rows(batch.num_tokens, len(batch.rows))
+        self._plan(self._backends.extend, batch, rows)
+        hidden = self._forward(self._backends.extend, tokens, self._kv, None)
+        if len(last_rows):
+            at = torch.from_numpy(last_rows.astype(np.int64))
+            at = at.pin_memory().to(self._device, non_blocking=True) if self._cuda else at
+            torch.index_select(hidden, 0, at, out=self._hidden[: len(last_rows)])
+        self.graphs.fall_back("many prompt tokens")
+        return hidden
+
+    def _plan(self, backend: AttentionBackend, batch: Batch, rows: DeviceRows) -> None:
+        table = np.zeros((0, 0), np.int32)
+        if self._backends.host_rows:
+            table = batch.pool.slots[batch.rows, : int(batch.seq_lens.max())]
+        backend.plan(AttentionRows(batch.seq_lens, batch.extend_lens, table, rows))
+
+    def _forward(
+        self,
+        backend: AttentionBackend,
+        tokens: Tokens,
+        kv: TokenToKVPool,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ids, positions, slots = tokens
+        if self._backends.host_rows:
+            slots = slots.long()
+        return self._model.hidden(ids, positions, Pass(slots, kv, backend), out)
+
+    def _sample(self, num_samples: int, *, full: bool) -> None:
+        rows, hidden_rows = self.tables.sample_rows(num_samples)
+        logits = self._model.logits(self._hidden.index_select(0, hidden_rows))
+        self._logits["sample_full" if full else "sample", num_samples] = logits
+        self._sampler.run(logits, rows, full=full)
+
+    # -- log-probabilities ------------------------------------------------------------------
+
+    def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, Reader]:
+        found: dict[int, Reader] = {}
+        for i in batch.logprob_rows():
+            found[i] = self._row_logprobs(batch, i, hidden)
+        return found
+
+    def _row_logprobs(self, batch: Batch, i: int, hidden: torch.Tensor) -> Reader:
+        """Of the positions that row ``i`` made known in this step and that its request wants."""
+        req = batch.reqs[i]
+        assert req.logprobs is not None
+        readers: list[Reader] = []
+        for positions, rows in batch.prompt_positions(i, LOGPROB_ROWS):
+            ids = [req.ids[p] if p < req.prompt_len else -1 for p in positions]
+            chosen = torch.tensor(ids, dtype=torch.int64)
+            if self._cuda:
+                chosen = chosen.pin_memory().to(self._device, non_blocking=True)
+            readers.append(start_logprobs(self._model.logits(hidden[rows]), chosen, req.logprobs))
+        return lambda: [entry for read in readers for entry in read()]
+
+    def close(self) -> None:
+        """Nothing to do: memory goes with the object."""
+
+
+def _device_only(rows: DeviceRows) -> AttentionRows:
+    none = np.zeros(0, np.int32)
+    return AttentionRows(none, none, none.reshape(0, 0), rows)

@@ -1,0 +1,212 @@
+"""DeviceSampler: from a batch's requests to sampled ids on the device, without waiting for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rtlang.kernels.triton.sampling import (
+    DEAD_END,
+    FILTERED,
+    GREEDY,
+    NUMERICAL_ERROR,
+    PENALISED,
+    Edits,
+    SampleRows,
+    TritonSampler,
+)
+from rtlang.runtime.batch import Batch, BatchResult, Int32s
+from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, DeviceTables
+from rtlang.runtime.messages import TokenLogprobs
+from rtlang.runtime.sampling.row_params import RowParams
+
+#: Logit biases and held-back stop ids of one step; those of one request are at most some hundreds.
+MAX_EDITS = 1 << 15
+
+_FIELD = {f.name: i for i, f in enumerate(dataclasses.fields(SampleRows))}
+_MESSAGES = {
+    NUMERICAL_ERROR: ("numerical_error", "the model's logits are not finite"),
+    DEAD_END: ("grammar_dead_end", "the constraint allows no token"),
+}
+Entries = list[TokenLogprobs]
+
+
+class DeviceSampler:
+    """Owns the sampler's scratch and the tables of parameters by row.
+
+    ``plan`` packs a batch for the upload, ``run`` launches (and may be captured), ``fetch``
+    starts the copy back, whose result ``SampledStep.read`` waits for.
+    """
+
+    def __init__(self, tables: DeviceTables, max_samples: int, vocab_size: int) -> None:
+        device = tables.device
+        self._tables = tables
+        self.params = RowParams(tables.pool)
+        self._packed = np.zeros((SAMPLE_FIELDS, tables.pool.num_rows), np.int32)
+        self._versions = np.zeros(tables.pool.num_rows, np.int64)
+        self._sampler = TritonSampler(max_samples, vocab_size, device)
+        self._mask_bits = torch.zeros(
+            (max_samples, -(-vocab_size // 32)), dtype=torch.int32, device=device
+        )
+        self._edits = torch.zeros(1 + 3 * MAX_EDITS, dtype=torch.int32, device=device)
+        self._has_edits = False
+        self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
+
+    def plan(self, host: Int32s, batch: Batch, num_samples: int, hidden_rows: Int32s) -> bool:
+        """Pack the batch's samples, padded to ``num_samples``; True if any row wants more than
+        temperature and a draw (the ``full`` variant).
+
+        hidden_rows  [samples of the batch] int32, where each finds its hidden state
+        """
+        rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
+        n, params = len(rows), self.params
+        for row in params.refresh([batch.reqs[i] for i in batch.sample_rows], rows.tolist()):
+            self._pack(row)
+        prompt_lens = batch.pool.prompt_lens[rows]
+        output_lens = seq_lens - prompt_lens
+        fields = host[: SAMPLE_FIELDS * num_samples].reshape(SAMPLE_FIELDS, num_samples)
+        fields[:, :n] = self._packed[:, rows]
+        fields[:, n:] = 0
+        fields[_FIELD["flags"], n:] = GREEDY
+        fields[_FIELD["row"], :n], fields[_FIELD["row"], n:] = rows, self._tables.pad_row
+        fields[_FIELD["seq_len"], :n] = seq_lens
+        fields[_FIELD["prompt_len"], :n] = prompt_lens
+        fields[_FIELD["position"], :n] = output_lens
+        fields[-1, :n] = hidden_rows
+        held = output_lens < params.min_new_tokens[rows]
+        edited = params.biased[rows] | held
+        if edited.any():
+            self._upload_edits(np.flatnonzero(edited).tolist(), rows, held)
+        elif self._has_edits:
+            self._edits[:1].zero_()
+            self._has_edits = False
+        special = params.filtered[rows] | params.penalised[rows] | edited
+        return bool(special.any())
+
+    def _pack(self, row: int) -> None:
+        p, column = self.params, self._packed[:, row]
+
+        def put(name: str, value: float | int, kind: type) -> None:
+            column[_FIELD[name]] = np.array(value, kind).view(np.int32)
+
+        put("temperature", p.temperature[row], np.float32)
+        put("top_k", min(int(p.top_k[row]), 2**31 - 1), np.int32)
+        put("top_p", p.top_p[row], np.float32)
+        put("min_p", p.min_p[row], np.float32)
+        put("repetition", p.repetition[row], np.float32)
+        put("frequency", p.frequency[row], np.float32)
+        put("presence", p.presence[row], np.float32)
+        low, high = p.seed[row : row + 1].view(np.int32)  # little-endian
+        column[_FIELD["seed_low"]], column[_FIELD["seed_high"]] = low, high
+        column[_FIELD["flags"]] = (
+            GREEDY * p.greedy[row] | FILTERED * p.filtered[row] | PENALISED * p.penalised[row]
+        )
+
+    def _upload_edits(self, samples: list[int], rows: Int32s, held: npt.NDArray[np.bool_]) -> None:
+        at: list[int] = []
+        tokens: list[int] = []
+        values: list[float] = []
+        for j in samples:
+            row = int(rows[j])
+            if self.params.biased[row]:
+                ids, addends = self.params.bias[row]
+                at += [j] * len(ids)
+                tokens += ids
+                values += addends
+            if held[j]:
+                ids = self.params.stop_ids[row]
+                at += [j] * len(ids)
+                tokens += ids
+                values += [-np.inf] * len(ids)
+        count = len(at)
+        assert count <= MAX_EDITS, f"{count} logit edits in one step"
+        packed = np.empty((3, count), np.int32)
+        packed[0], packed[1] = at, tokens
+        packed[2] = np.array(values, np.float32).view(np.int32)
+        staged = torch.from_numpy(packed)
+        device = self._edits.device
+        on_device = staged.pin_memory() if device.type == "cuda" else staged
+        on_device = on_device.to(device, non_blocking=True)
+        self._edits[1:].view(3, MAX_EDITS)[:, :count].copy_(on_device)
+        self._edits[:1].fill_(count)
+        self._has_edits = True
+
+    def run(self, logits: torch.Tensor, rows: SampleRows, *, full: bool) -> None:
+        """Launch the chain for [num_samples, vocab_size] logits; capturable."""
+        n = logits.shape[0]
+        edits = None
+        mask_bits = None
+        if full:
+            sample, token, value = self._edits[1:].view(3, MAX_EDITS).unbind(0)
+            edits = Edits(self._edits[:1], sample, token, value.view(torch.float32))
+            mask_bits = self._mask_bits[:n]
+        token_ids = self._tables.token_ids
+        self._sampler.sample(
+            logits,
+            rows,
+            token_ids,
+            self.out[0, :n],
+            self.out[1, :n],
+            full=full,
+            mask_bits=mask_bits,
+            edits=edits,
+        )
+
+
+class SampledStep:
+    """Implements ``Step``: ids that are on their way back to the host."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        out: torch.Tensor | None,
+        logprobs: dict[int, Callable[[], Entries]],
+        prompt_logprobs: dict[int, Callable[[], Entries]],
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        """``out`` [2, num_samples]: ids and status on the device, or None without samples;
+        ``logprobs``: by sample; ``stream``: what copies run on, beside the next step."""
+        self._batch = batch
+        self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
+        self._stream = stream
+        self._out = out
+        self._event: torch.cuda.Event | None = None
+        if out is not None and stream is not None:
+            self._out = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+            self._out.copy_(out, non_blocking=True)
+        elif out is not None:
+            self._out = out.clone()
+        if stream is not None:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> BatchResult:
+        if self._event is None or self._stream is None:
+            return self._collect()
+        self._event.synchronize()
+        if not (self._logprobs or self._prompt_logprobs):
+            return self._collect()
+        with torch.cuda.stream(self._stream):  # the main stream is busy with the next step
+            return self._collect()
+
+    def _collect(self) -> BatchResult:
+        result = BatchResult(np.zeros(0, np.int32))
+        if self._out is not None:
+            ids, status = self._out.numpy()
+            result.next_ids = ids
+            for j in np.flatnonzero(status).tolist():
+                result.errors[int(self._batch.sample_rows[j])] = _MESSAGES[int(status[j])]
+        if self._logprobs:
+            chosen = [self._logprobs.get(j) for j in range(len(result.next_ids))]
+            good = [int(i) not in result.errors for i in self._batch.sample_rows]
+            result.logprobs = [
+                read()[0] if read is not None and ok else None
+                for read, ok in zip(chosen, good, strict=True)
+            ]
+        for i, read in self._prompt_logprobs.items():
+            result.prompt_logprobs[i] = read()
+        return result

@@ -1,0 +1,112 @@
+"""The GPU's executor in Triton's interpreter: padding, buckets, tables, sampling, overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import graph_cases
+import pytest
+from conftest import MakeEngine
+from step_loop import DEVICE, StepLoop
+
+from rtlang.runtime.gpu.graphs import bucket_of, row_buckets, token_buckets
+from rtlang.testing.tiny import TinyModel
+
+#: Small buckets: the interpreter takes its time for every padding row.
+SMALL = {"cuda_graph_max_tokens": 32, "max_running_requests": 8}
+
+
+def test_j1_padding_rows_touch_only_the_reserved_slot() -> None:
+    graph_cases.check_padding_rows_touch_only_the_reserved_slot(
+        TinyModel(), cuda_graph_max_tokens=32
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_j2_nan_in_the_pool_changes_nothing(page_size: int) -> None:
+    graph_cases.check_nan_in_the_pool_changes_nothing(TinyModel(), page_size=page_size, **SMALL)
+
+
+def test_j3_every_batch_size_gives_the_ids_of_one_alone() -> None:
+    graph_cases.check_every_size_gives_the_ids_of_one_alone(
+        TinyModel(num_hidden_layers=1), 12, [2, 3, 9, 11, 12], cuda_graph_max_tokens=32
+    )
+
+
+@pytest.mark.parametrize("largest", [1, 2, 5, 8, 12, 100, 200, 256])
+def test_j3_some_bucket_holds_every_size(largest: int) -> None:
+    sizes = row_buckets(largest)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == largest
+    for size in range(1, largest + 1):
+        bucket = bucket_of(sizes, size)
+        assert bucket is not None and size <= bucket < size + 8
+    assert bucket_of(sizes, largest + 1) is None
+
+
+def test_token_buckets_are_a_third_apart() -> None:
+    assert token_buckets(100) == [16, 24, 32, 48, 64, 96, 100]
+    assert token_buckets(0) == []
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("options", [{}, {"page_size": 16, "chunked_prefill_size": 24}])
+def test_greedy_ids_are_those_of_the_cpu(
+    make_engine: MakeEngine, architecture: str, options: dict[str, Any]
+) -> None:
+    given = graph_cases.prompts(4, 5, 40)
+    given.append(given[0][:5] + given[1])
+    engine = make_engine(TinyModel(architecture), device="cpu", **options)
+    params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    plain = [result.token_ids for result in engine.generate(given, params)]
+    loop = StepLoop(TinyModel(architecture), dtype="float32", **(SMALL | options))
+    assert loop.run(given, 8) == plain
+    assert loop.run(given, 8) == plain  # from the cache
+
+
+def test_draws_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
+    params = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 8,
+              "sampling_seed": 5, "ignore_eos": True}  # fmt: skip
+    given = graph_cases.prompts(3)
+    plain = make_engine(TinyModel(), device="cpu").generate(given, params)
+    fast = make_engine(
+        TinyModel(), device=DEVICE, dtype="float32", attention_backend="triton", **SMALL
+    ).generate(given, params)
+    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
+
+
+def test_features_do_not_depend_on_batch_mates() -> None:
+    graph_cases.check_features_do_not_depend_on_batch_mates(TinyModel(), **SMALL)
+
+
+def test_logprobs_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
+    params = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+    options = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 2}
+    prompt = graph_cases.prompts(1, 12, 12)
+    plain = make_engine(TinyModel(), device="cpu").generate(prompt, params, **options)[0]
+    fast = make_engine(
+        TinyModel(), device=DEVICE, dtype="float32", attention_backend="triton", **SMALL
+    ).generate(prompt, params, **options)[0]
+    for name in ("logprobs", "prompt_logprobs"):
+        mine, theirs = getattr(fast, name), getattr(plain, name)
+        assert [e.token_id for e in mine] == [e.token_id for e in theirs]
+        assert [e.logprob for e in mine] == pytest.approx([e.logprob for e in theirs], abs=1e-4)
+        assert [[t for t, _ in e.top] for e in mine] == [[t for t, _ in e.top] for e in theirs]
+
+
+def test_a_row_with_nan_fails_alone() -> None:
+    loop = StepLoop(TinyModel(), **SMALL)
+    given = graph_cases.prompts(3)
+    plain = loop.run(given, 6)
+    calls = 0
+
+    def spoil(batch: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            slot = int(batch.pool.slots[batch.rows[1], 0])
+            loop.runner._kv.keys[0][slot] = float("nan")
+
+    loop = StepLoop(TinyModel(), disable_radix_cache=True, **SMALL)
+    ids = loop.run(given, 6, before=spoil)
+    assert set(loop.errors.values()) == {"numerical_error"} and len(loop.errors) == 1
+    assert [ids[0], ids[2]] == [plain[0], plain[2]]
