@@ -96,10 +96,10 @@ class SchedulerClient:
     def close_branches(self, fork_id: str, count: int) -> None:
         self._tell(CloseBranches(fork_id, count))
 
-    def call(self, op: str, timeout: float | None = None) -> Any:
+    def call(self, op: str, timeout: float | None = None, **args: Any) -> Any:
         """Ask the scheduler; blocks. Raises what it answers, ``SchedulerDied``, or (after
         ``timeout`` seconds) ``DeadlineExceeded``."""
-        return self._call(lambda call_id: Control(call_id, op), timeout)
+        return self._call(lambda call_id: Control(call_id, op, args), timeout)
 
     @property
     def num_streams(self) -> int:

@@ -176,6 +176,11 @@ class Engine:
         """Forget every cached prefix. Raises ``EngineBusy`` while a request runs or waits."""
         self._client.call("flush")
 
+    def profile(self, path: str, num_steps: int) -> None:
+        """Write a torch profiler trace of the next so many steps; returns when it is written.
+        Another thread must keep the engine busy meanwhile."""
+        self._client.call("profile", path=path, num_steps=num_steps)
+
     def check(self) -> None:
         """Assert the memory law in the scheduler: for tests. A violation kills the scheduler."""
         self._client.call("check")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.config import EngineConfig
@@ -69,6 +69,10 @@ class Executor(Protocol):
         The batch may hold rows whose last token is that of a step not read yet. A row that cannot
         be sampled is reported in ``errors``; an exception loses the batch.
         """
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """What ``Engine.stats()`` shows beside the scheduler's counters."""
         ...
 
     def close(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,9 @@ class ModelRunner:
             tokens = [req.ids[p] if p < req.prompt_len else -1 for p in positions]
             entries += position_logprobs(self._model.logits(hidden[rows]), tokens, req.logprobs)
         return entries
+
+    def stats(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._kv = None

@@ -28,6 +28,7 @@ from rtlang.runtime.messages import (
     encode,
     unpack_ids,
 )
+from rtlang.runtime.profiling import StepProfiler
 from rtlang.runtime.req import Req
 from rtlang.runtime.scheduler import Scheduler
 from rtlang.runtime.stops import StopChecker
@@ -69,6 +70,7 @@ class Worker:
         overlap = config.enable_overlap
         self._overlap = executor.overlaps if overlap is None else overlap
         self._inflight: tuple[Batch, Step] | None = None
+        self._profiler: tuple[StepProfiler, bytes, str] | None = None
 
     def run(self) -> None:
         """Serve until a shutdown message; every client hears of the end, however it comes."""
@@ -170,7 +172,7 @@ class Worker:
         value: Any = None
         error: tuple[str, str] | None = None
         if message.op == "stats":
-            value = stats(scheduler)
+            value = {**stats(scheduler), **self.executor.stats()}
         elif message.op == "check":
             scheduler.check()
         elif message.op == "flush":
@@ -180,6 +182,11 @@ class Worker:
                 error = ("engine_busy", f"the cache is in use: {text} request(s)")
             else:
                 scheduler.flush()
+        elif message.op == "profile":
+            if self._profiler is None:
+                self._profiler = StepProfiler(**message.args), client, message.call_id
+                return  # answered when it is written
+            error = ("engine_busy", "a profile is being taken already")
         elif message.op == "leave":
             scheduler.drop_client(client)
         else:
@@ -200,6 +207,11 @@ class Worker:
         elif not self.scheduler.has_work:
             self.scheduler.expire()
         self._land()
+        if step is not None and self._profiler is not None:
+            profiler, client, call_id = self._profiler
+            if profiler.step():
+                self._profiler = None
+                self._send(client, Reply(call_id))
         if batch is not None and step is not None:
             self._inflight = batch, step
             if not self._overlap:

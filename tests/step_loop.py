@@ -26,8 +26,13 @@ class StepLoop:
     """Overlapped by one step, as the worker's loop on a GPU is."""
 
     def __init__(self, model: TinyModel, *, overlap: bool = True, **options: Any) -> None:
-        defaults = {"device": DEVICE, "attention_backend": "triton", "max_total_tokens": 4096,
-                    "context_length": 512, "debug": True}  # fmt: skip
+        defaults: dict[str, Any] = {
+            "device": DEVICE,
+            "attention_backend": "triton",
+            "max_total_tokens": 4096,
+            "context_length": 512,
+            "debug": True,
+        }
         self.config = EngineConfig(**(defaults | options)).resolve(DEVICE)
         executor = model.create_executor(self.config)
         assert isinstance(executor, GpuRunner)

@@ -117,7 +117,7 @@ def test_every_import_is_required() -> None:
         for line in PROJECT["project"]["optional-dependencies"][extra]
     }
     imported = {i.target.split(".")[0] for module in modules() for i in module.imports}
-    imported -= sys.stdlib_module_names
+    imported -= {*sys.stdlib_module_names, "flashinfer"}  # of flashinfer-python, in extra "gpu"
     assert {name for name in imported if canonicalize_name(name) not in known} == set()
 
 

@@ -18,10 +18,10 @@ from rtlang.kernels.attention.triton_decode import (
     POSITION,
     QUERY,
     BlockConfig,
-    jit,
     to_log2_scores,
     write_or_merge,
 )
+from rtlang.kernels.triton.jit import jit
 
 MIN_BLOCK_M, MAX_BLOCK_M = 16, 128
 #: Work buffers for parts of large tiles grow with it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +111,9 @@ class ScriptedExecutor:
         samples = batch.sample_rows
         batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
         return DoneStep(result)
+
+    def stats(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         self._replies.clear()

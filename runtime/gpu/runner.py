@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from rtlang.kernels.triton.ops import TritonOps
 from rtlang.runtime.batch import Batch, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.gpu.backends import choose_backends
-from rtlang.runtime.gpu.graphs import GraphRunner, bucket_of, row_buckets, token_buckets
+from rtlang.runtime.gpu.graphs import GraphRunner, Key, bucket_of, row_buckets, token_buckets
 from rtlang.runtime.gpu.memory import GRAPH_SHARE, MemoryLedger, out_of_memory_is_explained
 from rtlang.runtime.gpu.sampler import DeviceSampler, SampledStep
 from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
@@ -67,7 +69,7 @@ class GpuRunner:
         captured = 0 if self._backends.captured is None else config.cuda_graph_max_tokens
         self._token_buckets = token_buckets(min(captured, self._max_tokens))
         self._logits: dict[tuple[str, int], torch.Tensor] = {}  # of the last sampling, by graph
-        self._read_stream = torch.cuda.Stream(self._device) if self._cuda else None
+        self._read_stream = torch.cuda.Stream(self._device) if self._cuda else None  # type: ignore[no-untyped-call]
         hidden_rows = max(self._max_rows, *(self._token_buckets or [0]))
         self._hidden = torch.zeros(
             (hidden_rows, loaded.spec.hidden_size), dtype=loaded.dtype, device=self._device
@@ -157,16 +159,16 @@ class GpuRunner:
         self._ledger.note("graphs")
         self._ledger.report()
 
-    def _launches(self) -> list[tuple[tuple[str, int], Callable[[], object]]]:
+    def _launches(self) -> list[tuple[Key, Callable[[], object]]]:
         """All that is captured, the largest first."""
-        found: list[tuple[tuple[str, int], Callable[[], object]]] = []
+        found: list[tuple[Key, Callable[[], object]]] = []
         for n in reversed(self._token_buckets):
-            found.append((("extend", n), lambda n=n: self._extend(n)))  # type: ignore[misc]
+            found.append((("extend", n), functools.partial(self._extend, n)))
         for n in reversed(self._row_buckets):
-            found.append((("decode", n), lambda n=n: self._decode(n)))  # type: ignore[misc]
-            for kind in ("sample", "sample_full"):
-                launch = lambda n=n, kind=kind: self._sample(n, full=kind != "sample")  # type: ignore[misc]  # noqa: E731
-                found.append(((kind, n), launch))
+            found.append((("decode", n), functools.partial(self._decode, n)))
+            for full in (False, True):
+                sample = functools.partial(self._sample, n, full=full)
+                found.append((_sample_key(n, full=full), sample))
         return found
 
     # -- a step -----------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class GpuRunner:
         n = len(batch.sample_rows)
         if not n:
             return SampledStep(batch, None, {}, prompt_logprobs, self._read_stream)
-        key = ("sample_full" if full else "sample", bucket)
+        key = _sample_key(bucket, full=full)
         self.graphs.run(key, lambda: self._sample(bucket, full=full))
         out = self._sampler.out[:, :n]
         logprobs: dict[int, Reader] = {}
@@ -287,7 +289,7 @@ class GpuRunner:
     def _sample(self, num_samples: int, *, full: bool) -> None:
         rows, hidden_rows = self.tables.sample_rows(num_samples)
         logits = self._model.logits(self._hidden.index_select(0, hidden_rows))
-        self._logits["sample_full" if full else "sample", num_samples] = logits
+        self._logits[_sample_key(num_samples, full=full)] = logits
         self._sampler.run(logits, rows, full=full)
 
     # -- log-probabilities ------------------------------------------------------------------
@@ -311,8 +313,21 @@ class GpuRunner:
             readers.append(start_logprobs(self._model.logits(hidden[rows]), chosen, req.logprobs))
         return lambda: [entry for read in readers for entry in read()]
 
+    def stats(self) -> dict[str, Any]:
+        decode, extend = self._backends.names
+        return {
+            "attention_decode": decode,
+            "attention_extend": extend,
+            "memory": dict(self._ledger.bytes),
+            **self.graphs.stats(),
+        }
+
     def close(self) -> None:
         """Nothing to do: memory goes with the object."""
+
+
+def _sample_key(num_samples: int, *, full: bool) -> Key:
+    return "sample_full" if full else "sample", num_samples
 
 
 def _device_only(rows: DeviceRows) -> AttentionRows:

@@ -181,7 +181,7 @@ class SampledStep:
         elif out is not None:
             self._out = out.clone()
         if stream is not None:
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def read(self) -> BatchResult:

@@ -14,8 +14,13 @@ from rtlang.testing.tiny import TinyModel
 pytestmark = pytest.mark.gpu
 
 #: A shape that every backend has kernels for.
-WIDE = {"head_dim": 64, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
-        "num_hidden_layers": 3}  # fmt: skip
+WIDE: dict[str, Any] = {
+    "head_dim": 64,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+}
 
 
 @pytest.mark.parametrize("backend", ["triton", "auto"])

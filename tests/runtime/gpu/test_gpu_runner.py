@@ -13,7 +13,7 @@ from rtlang.runtime.gpu.graphs import bucket_of, row_buckets, token_buckets
 from rtlang.testing.tiny import TinyModel
 
 #: Small buckets: the interpreter takes its time for every padding row.
-SMALL = {"cuda_graph_max_tokens": 32, "max_running_requests": 8}
+SMALL: dict[str, Any] = {"cuda_graph_max_tokens": 32, "max_running_requests": 8}
 
 
 def test_j1_padding_rows_touch_only_the_reserved_slot() -> None:
@@ -80,7 +80,11 @@ def test_features_do_not_depend_on_batch_mates() -> None:
 
 def test_logprobs_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
     params = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
-    options = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 2}
+    options: dict[str, Any] = {
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "logprob_start_len": 2,
+    }
     prompt = graph_cases.prompts(1, 12, 12)
     plain = make_engine(TinyModel(), device="cpu").generate(prompt, params, **options)[0]
     fast = make_engine(
