@@ -64,7 +64,9 @@ class StepLoop:
             resolved = SamplingParams(**sampling).resolve()
             limit = min(len(prompt) + new, self.scheduler.limit_len)
             ids = array("i", prompt)
-            self.scheduler.add(Req(name, b"c", ids, len(prompt), resolved, int(name), limit))
+            seed = resolved.sampling_seed
+            seed = int(name) if seed is None else seed
+            self.scheduler.add(Req(name, b"c", ids, len(prompt), resolved, seed, limit))
         while self.scheduler.has_work or self.inflight is not None:
             batch = self.scheduler.next_batch() if self.scheduler.has_work else None
             step: Step | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import math
 from collections.abc import Iterable
 
 import torch
@@ -147,9 +148,13 @@ class WeightReader:
         return value
 
 
+#: Elements of the largest tensor that dummy weights have alike on every device.
+SAME_EVERYWHERE = 1 << 18
+
+
 class DummyReader(WeightReader):
-    """Random weights from a fixed seed, small enough that logits stay finite, made on the
-    device (whose generator decides the values)."""
+    """Random weights from a fixed seed, small enough that logits stay finite. Small tensors are
+    the same on every device; large ones are made on the device, by its own generator."""
 
     def __init__(
         self,
@@ -160,12 +165,16 @@ class DummyReader(WeightReader):
     ) -> None:
         super().__init__([], dtype, device, quantize)
         self._generator = torch.Generator(device).manual_seed(seed)
+        self._cpu_generator = torch.Generator().manual_seed(seed)
 
     def take(self, name: str, shape: Shape) -> torch.Tensor:
         if len(shape) == 1:  # norms and biases
             make = torch.ones if "norm" in name else torch.zeros
             return make(shape, dtype=self._dtype, device=self._device)
         std = shape[-1] ** -0.5
+        if math.prod(shape) <= SAME_EVERYWHERE:
+            values = torch.empty(shape).normal_(0.0, std, generator=self._cpu_generator)
+            return values.to(self._device, self._dtype)
         values = torch.empty(shape, device=self._device)
         return values.normal_(0.0, std, generator=self._generator).to(self._dtype)
 
