@@ -59,12 +59,17 @@ class AttentionBackend(Protocol):
         ...
 
     def run(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attention of the planned batch; the new tokens' KV is in the pool already.
 
         q             [num_tokens, num_heads, head_dim]
         keys, values  [num_slots, num_kv_heads, head_dim], one layer's pool
-        returns       [num_tokens, num_heads, head_dim]
+        returns       [num_tokens, num_heads, head_dim], ``out`` where it is given
         """
         ...

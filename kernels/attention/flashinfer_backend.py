@@ -98,7 +98,12 @@ class FlashInferAttention:
             )
 
     def run(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert layer.window is None and layer.soft_cap is None, layer
         assert layer.scale == self._options["sm_scale"], layer
@@ -107,8 +112,8 @@ class FlashInferAttention:
         scales: dict[str, float] = {}
         if keys.dtype.itemsize == 1:
             scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
-        out: torch.Tensor = self._wrapper.run(q, paged, **scales)
-        return out
+        result: torch.Tensor = self._wrapper.run(q, paged, out=out, **scales)
+        return result
 
 
 def _starts(lens: Any) -> torch.Tensor:

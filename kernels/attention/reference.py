@@ -17,11 +17,16 @@ class ReferenceAttention:
         self._rows = rows
 
     def run(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = self._rows
         assert rows is not None, "plan first"
-        out = torch.empty_like(q)
+        out = torch.empty_like(q) if out is None else out
         at = 0
         for i in range(len(rows.seq_lens)):
             seq, ext = int(rows.seq_lens[i]), int(rows.extend_lens[i])

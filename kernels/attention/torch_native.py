@@ -65,7 +65,12 @@ class TorchAttention:
         self._groups = {}
 
     def run(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self._rows is not None, "plan first"
         check(q, "q", (int(self._rows.extend_lens.sum()), None, keys.shape[2]), keys.dtype)
@@ -75,8 +80,9 @@ class TorchAttention:
             groups = _make_groups(self._rows, layer.window, q.device, share=self._share_prefix)
             self._groups[layer.window] = groups
         if len(groups) == 1 and len(groups[0].tokens) == len(q):
-            return _attend(q, keys, values, layer, groups[0])
-        out = torch.empty_like(q)
+            whole = _attend(q, keys, values, layer, groups[0])
+            return whole if out is None else out.copy_(whole)
+        out = torch.empty_like(q) if out is None else out
         for group in groups:
             padded = _attend(q[group.tokens], keys, values, layer, group)
             out[group.out_tokens] = padded[group.real]

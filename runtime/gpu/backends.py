@@ -10,6 +10,7 @@ import torch
 
 from rtlang.errors import ConfigError
 from rtlang.kernels.attention.base import AttentionBackend
+from rtlang.kernels.attention.split import SplitAttention
 from rtlang.kernels.attention.torch_native import TorchAttention
 from rtlang.kernels.attention.triton_backend import TritonAttention
 from rtlang.runtime.config import EngineConfig
@@ -54,6 +55,7 @@ def choose_backends(
             raise ConfigError(f"attention_backend='flashinfer' does not fit: {problem}")
         decode = _flashinfer(config, spec, dtypes, device, decode=True)
         extend = _flashinfer(config, spec, dtypes, device, decode=False)
+        extend = SplitAttention(decode, extend)
         return Backends(decode, extend, None, False, False, ("flashinfer", "flashinfer"))
     windows = tuple(dict.fromkeys(spec.windows)) or (None,)
     num_sms = 132
@@ -73,7 +75,7 @@ def choose_backends(
         if wanted == "auto":
             logger.info("prefill attends with Triton kernels: %s", problem)
         return Backends(triton, triton, triton, True, False, ("triton", "triton"))
-    extend = _flashinfer(config, spec, dtypes, device, decode=False)
+    extend = SplitAttention(triton, _flashinfer(config, spec, dtypes, device, decode=False))
     return Backends(triton, extend, triton, True, False, ("triton", "flashinfer"))
 
 

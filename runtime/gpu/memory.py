@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 
 import torch
@@ -17,21 +18,28 @@ GIB = 2**30
 GRAPH_SHARE = 0.015
 
 
-class MemoryLedger:
-    """Bytes by what they are for. ``device`` None: not a GPU, nothing is measured."""
+class Ledger:
+    """Bytes and seconds of the start, by what they went to. ``device`` None: not a GPU, no bytes
+    are measured."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self.bytes: dict[str, int] = {}
-        self._last = self._used()
+        self.seconds: dict[str, float] = {}
+        self._last, self._last_s = self._used(), time.monotonic()
 
     def note(self, name: str) -> None:
         """What was taken since the last call is for ``name``."""
-        used = self._used()
+        if self._device is not None:
+            torch.cuda.empty_cache()
+        used, now = self._used(), time.monotonic()
         self.bytes[name] = self.bytes.get(name, 0) + used - self._last
-        self._last = used
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last_s
+        self._last, self._last_s = used, now
 
     def report(self) -> None:
+        spent = ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items())
+        logger.info("seconds of the start: %s", spent)
         if self._device is None:
             return
         total = torch.cuda.mem_get_info(self._device)[1]

@@ -18,7 +18,7 @@ from rtlang.runtime.batch import Batch, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.gpu.backends import choose_backends
 from rtlang.runtime.gpu.graphs import GraphRunner, Key, bucket_of, row_buckets, token_buckets
-from rtlang.runtime.gpu.memory import GRAPH_SHARE, MemoryLedger, out_of_memory_is_explained
+from rtlang.runtime.gpu.memory import GRAPH_SHARE, Ledger, out_of_memory_is_explained
 from rtlang.runtime.gpu.sampler import DeviceSampler, SampledStep
 from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
 from rtlang.runtime.layers.decoder import Pass
@@ -54,7 +54,7 @@ class GpuRunner:
         self.overlaps = self._cuda
         self._max_rows = min(config.max_running_requests, config.chunked_prefill_size)
         self._max_tokens = config.chunked_prefill_size
-        self._ledger = MemoryLedger(self._device if self._cuda else None)
+        self._ledger = Ledger(self._device if self._cuda else None)
         ops = TorchOps() if config.attention_backend == "torch" else TritonOps()
         with out_of_memory_is_explained("loading the weights", "the model does not fit this GPU"):
             loaded = load_model(config, files, self._device, ops)
@@ -68,13 +68,16 @@ class GpuRunner:
         self._row_buckets = row_buckets(self._max_rows)
         captured = 0 if self._backends.captured is None else config.cuda_graph_max_tokens
         self._token_buckets = token_buckets(min(captured, self._max_tokens))
+        self._peak = 0  # bytes of the largest step, measured where the pool is sized
         self._logits: dict[tuple[str, int], torch.Tensor] = {}  # of the last sampling, by graph
         self._read_stream = torch.cuda.Stream(self._device) if self._cuda else None  # type: ignore[no-untyped-call]
         hidden_rows = max(self._max_rows, *(self._token_buckets or [0]))
         self._hidden = torch.zeros(
             (hidden_rows, loaded.spec.hidden_size), dtype=loaded.dtype, device=self._device
         )
+        self._ledger.note("workspaces")
         slots = config.max_total_tokens or self._affordable_tokens()
+        self._ledger.note("measuring")
         self.info = make_info(loaded, config, files, tokenizer_eos, slots)
 
     # -- memory -----------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class GpuRunner:
         width = context + config.page_size
         rows = self._max_rows * (8 * width + 13 * self._spec.vocab_size)  # tables, sampler
         budget = config.mem_fraction_static * (free - reserve - rows)
-        self._ledger.bytes["activations"] = peak
+        self._peak = peak
         slots = int(budget / self._loaded.kv_bytes_per_token)
         if slots < config.page_size:
             raise ConfigError(
@@ -134,7 +137,6 @@ class GpuRunner:
 
     def init_pools(self, num_slots: int, pool: ReqToTokenPool) -> None:
         device = self._device
-        self._ledger.note("workspaces")
         with out_of_memory_is_explained(
             "making the KV pool", "lower mem_fraction_static or max_total_tokens"
         ):
@@ -318,7 +320,8 @@ class GpuRunner:
         return {
             "attention_decode": decode,
             "attention_extend": extend,
-            "memory": dict(self._ledger.bytes),
+            "memory": dict(self._ledger.bytes) | {"activation peak": self._peak},
+            "start_s": dict(self._ledger.seconds),
             **self.graphs.stats(),
         }
 
