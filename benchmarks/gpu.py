@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import platform
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from rtlang.runtime.engine import Engine  # noqa: E402
 MEASURED_SEED, WARM_SEED = 0, 1
 #: Tokens out of a warm-up that is not to take as long as what it warms.
 SHORT_WARMUP = 8
-PROFILE_PATIENCE_S = 60.0
 
 _FULL = SCALES["full"]
 _COLUMNS = "{:8} {:15} {:>10} {:13} {:>8} {:>21} {:>10}  {}"
@@ -240,16 +238,12 @@ def run_workload(
 
 def profile(engine: Any, workload: Workload, path: Path, num_steps: int) -> None:
     """Record steps of one more run, right after the measured one."""
-    recorder = threading.Thread(target=engine.profile, args=(str(path), num_steps), daemon=True)
-    recorder.start()
-    recorder.join(0.2)  # it may return at once, or when the steps are done
+    engine.start_profile(str(path), num_steps)
     if isinstance(workload, StepTime):  # its prompts are cached: decode steps almost alone
         workload.decode(engine, MEASURED_SEED)
     else:
         workload.measure(engine, MEASURED_SEED, 1)
-    recorder.join(PROFILE_PATIENCE_S)
-    done = "still waits for steps" if recorder.is_alive() else f"written to {path}"
-    say(f"{'':8} profile of {num_steps} steps: {done}")
+    say(f"{'':8} profile of {engine.finish_profile()} steps: {path}")
 
 
 def run_shape(args: argparse.Namespace, report: Report, shape: str, names: list[str]) -> None:
@@ -275,8 +269,6 @@ def run_shape(args: argparse.Namespace, report: Report, shape: str, names: list[
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     planned = plan(args)
-    if args.profile is not None and not hasattr(Engine, "profile"):
-        raise SystemExit("--profile: this Engine has no method profile(path, num_steps)")
     report = Report(args)
     for shape, names in planned.items():
         run_shape(args, report, shape, names)

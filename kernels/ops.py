@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from rtlang.kernels.activation import gelu_tanh_mul, silu_mul
+from rtlang.kernels.linear import Weight, linear
 from rtlang.kernels.norm import add_rmsnorm, rmsnorm
 from rtlang.kernels.rope import apply_rope, cos_sin
 from rtlang.kernels.store_kv import store_kv
@@ -19,7 +20,20 @@ ACTIVATIONS = tuple(_GATED)
 class Ops(Protocol):
     """Contracts are those of the functions that ``TorchOps`` calls."""
 
-    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    #: Steps of at most so many rows run with the fused products below.
+    few_rows: int
+
+    def fuses(self, weight: Weight) -> bool:
+        """Whether the fused products take it."""
+        ...
+
+    def rmsnorm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
     def add_rmsnorm(
         self,
@@ -64,12 +78,81 @@ class Ops(Protocol):
         """
         ...
 
+    # Fused products, for at most ``few_rows`` rows and weights that ``fuses`` accepts.
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """linear(rmsnorm(x))"""
+        ...
+
+    def linear_add(
+        self, x: torch.Tensor, weight: Weight, residual: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """residual += linear(x)"""
+        ...
+
+    def norm_gated(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        kind: str,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """gated(linear(rmsnorm(x)))"""
+        ...
+
 
 class TorchOps:
     """Plain torch, on any device; what the CPU runs and others are compared with."""
 
-    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rmsnorm(x, weight, eps)
+    few_rows = 0
+
+    def fuses(self, weight: Weight) -> bool:
+        return True
+
+    def rmsnorm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        normed = rmsnorm(x, weight, eps)
+        return normed if out is None else out.copy_(normed)
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return linear(rmsnorm(x, gain, eps), weight, bias)
+
+    def linear_add(
+        self, x: torch.Tensor, weight: Weight, residual: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        residual += linear(x, weight, bias)
+
+    def norm_gated(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        kind: str,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return self.gated(linear(rmsnorm(x, gain, eps), weight, bias), kind)
 
     def add_rmsnorm(
         self,

@@ -176,10 +176,16 @@ class Engine:
         """Forget every cached prefix. Raises ``EngineBusy`` while a request runs or waits."""
         self._client.call("flush")
 
-    def profile(self, path: str, num_steps: int) -> None:
-        """Write a torch profiler trace of the next so many steps; returns when it is written.
-        Another thread must keep the engine busy meanwhile."""
+    def start_profile(self, path: str, num_steps: int) -> None:
+        """Record the next so many steps with the torch profiler. Raises ``EngineBusy`` while
+        another profile is taken."""
         self._client.call("profile", path=path, num_steps=num_steps)
+
+    def finish_profile(self) -> int:
+        """Write the trace (for chrome://tracing or Perfetto), however many steps there were;
+        returns their number."""
+        num_steps: int = self._client.call("finish_profile")
+        return num_steps
 
     def check(self) -> None:
         """Assert the memory law in the scheduler: for tests. A violation kills the scheduler."""

@@ -65,8 +65,8 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
 
 
 class Control(msgspec.Struct, tag=True, array_like=True):
-    """``op``: "flush", "stats", "check" (memory law), "profile" (args: path, num_steps), "leave"
-    (drop all I have), "shutdown"; answered by one ``Reply``."""
+    """``op``: "flush", "stats", "check" (memory law), "profile" (args: path, num_steps),
+    "finish_profile", "leave" (drop all I have), "shutdown"; answered by one ``Reply``."""
 
     call_id: str
     op: str

@@ -7,27 +7,35 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class StepProfiler:
-    """Records from its start for ``num_steps`` steps, then writes ``path``."""
+    """Records from its start for ``num_steps`` steps, or until it is finished, into ``path``."""
 
     def __init__(self, path: str, num_steps: int) -> None:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._path = path
-        self._left = num_steps
-        self._profile = profile(activities=activities)
+        self.path = path
+        self.num_recorded = 0
+        self._num_steps = num_steps
+        self._recording = True
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
 
-    def step(self) -> bool:
-        """A step was launched. True: it was the last one, and the trace is written."""
-        self._left -= 1
-        if self._left > 0:
-            return False
-        self.stop()
-        return True
+    def step(self) -> None:
+        """A step was launched."""
+        if self._recording:
+            self.num_recorded += 1
+            if self.num_recorded == self._num_steps:
+                self._stop()
 
-    def stop(self) -> None:
+    def finish(self) -> int:
+        """Write the trace; returns the number of steps in it."""
+        if self._recording:
+            self._stop()
+        self._profile.export_chrome_trace(self.path)
+        return self.num_recorded
+
+    def _stop(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._profile.stop()
-        self._profile.export_chrome_trace(self._path)
+        self._recording = False

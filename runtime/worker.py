@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from rtlang.runtime.batch import Batch, BatchResult
+from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.executor import Executor, Step
 from rtlang.runtime.messages import (
@@ -70,7 +70,8 @@ class Worker:
         overlap = config.enable_overlap
         self._overlap = executor.overlaps if overlap is None else overlap
         self._inflight: tuple[Batch, Step] | None = None
-        self._profiler: tuple[StepProfiler, bytes, str] | None = None
+        self._host_s, self._num_timed, self._waited_s = 0.0, 0, 0.0
+        self._profiler: StepProfiler | None = None
 
     def run(self) -> None:
         """Serve until a shutdown message; every client hears of the end, however it comes."""
@@ -173,6 +174,7 @@ class Worker:
         error: tuple[str, str] | None = None
         if message.op == "stats":
             value = {**stats(scheduler), **self.executor.stats()}
+            value["host_us_per_decode_step"] = self._host_s / max(self._num_timed, 1) * 1e6
         elif message.op == "check":
             scheduler.check()
         elif message.op == "flush":
@@ -183,10 +185,16 @@ class Worker:
             else:
                 scheduler.flush()
         elif message.op == "profile":
+            if self._profiler is not None:
+                error = ("engine_busy", "a profile is being taken already")
+            else:
+                self._profiler = StepProfiler(**message.args)
+        elif message.op == "finish_profile":
             if self._profiler is None:
-                self._profiler = StepProfiler(**message.args), client, message.call_id
-                return  # answered when it is written
-            error = ("engine_busy", "a profile is being taken already")
+                error = ("engine_busy", "no profile is being taken")
+            else:
+                value = self._profiler.finish()
+                self._profiler = None
         elif message.op == "leave":
             scheduler.drop_client(client)
         else:
@@ -196,6 +204,7 @@ class Worker:
 
     def _step(self) -> None:
         """Launch the next step, then read the one before it (overlapped) or this one."""
+        start, self._waited_s = time.perf_counter(), 0.0
         batch = self.scheduler.next_batch() if self.scheduler.has_work else None
         step: Step | None = None
         failure: Exception | None = None
@@ -208,10 +217,7 @@ class Worker:
             self.scheduler.expire()
         self._land()
         if step is not None and self._profiler is not None:
-            profiler, client, call_id = self._profiler
-            if profiler.step():
-                self._profiler = None
-                self._send(client, Reply(call_id))
+            self._profiler.step()
         if batch is not None and step is not None:
             self._inflight = batch, step
             if not self._overlap:
@@ -220,17 +226,23 @@ class Worker:
             self._lose(batch, failure)
         for client, response in self.scheduler.outbox.take():
             self._send(client, response)
+        if batch is not None and batch.mode is ForwardMode.DECODE:
+            self._host_s += time.perf_counter() - start - self._waited_s
+            self._num_timed += 1
 
     def _land(self) -> None:
         """Read the step in flight, if there is one, and commit it."""
         if self._inflight is None:
             return
         (batch, step), self._inflight = self._inflight, None
+        start = time.perf_counter()
         try:
             result: BatchResult = step.read()
         except Exception as error:
             self._lose(batch, error)
             return
+        finally:
+            self._waited_s += time.perf_counter() - start
         self.scheduler.commit(batch, result)
 
     def _lose(self, batch: Batch, error: Exception) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ def main() -> None:
     # Only this protocol may write to the pipe; whatever else prints goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    logging.basicConfig(format="%(name)s: %(message)s")  # to standard error
+    logging.getLogger("rtlang").setLevel(logging.INFO)
     job = json.loads(sys.stdin.readline())
     try:
         config = EngineConfig(**job["config"])

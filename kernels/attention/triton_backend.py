@@ -25,6 +25,7 @@ from rtlang.kernels.attention.triton_extend import (
     extend_kernel,
 )
 from rtlang.kernels.checks import check
+from rtlang.kernels.triton.jit import pdl_options
 
 LOG2E = math.log2(math.e)
 #: Elements of parts that a merge reads at once.
@@ -176,7 +177,7 @@ class TritonAttention:
         }
         grid = (self.num_kv_heads, launch.max_items)
         if rows.decode:
-            decode_kernel[grid](*arguments, **options)
+            decode_kernel[grid](*arguments, **options, **pdl_options())
         else:
             window = layer.window
             extend_kernel[grid](*arguments, window or 0, WINDOW=window is not None, **options)

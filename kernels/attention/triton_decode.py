@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 #: Lines of the item table, [NUM_FIELDS, max_items] int32.
 NUM_FIELDS = 9
@@ -82,6 +82,7 @@ def plan_kernel(
     block_n: tl.tensor,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Program i writes row i's items: tiles of ``block_q`` queries, the last (longest) first.
 
@@ -89,6 +90,7 @@ def plan_kernel(
     chunk = all keys of all tiles / target. So there are at most tiles + target items, and at most
     2 target of them belong to tiles that were cut.
     """
+    await_earlier(PDL)
     row = tl.program_id(0)
     index = tl.arange(0, ROWS)
     inside = index < num_rows
@@ -259,11 +261,13 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     MERGE: tl.constexpr,
     MERGE_M: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Program (KV head, item): all query heads of the KV head over the item's keys.
 
     All keys of an item are visible: the plan starts at the window's first.
     """
+    await_earlier(PDL)
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1)
     if tl.program_id(1) >= tl.load(count):
@@ -330,4 +334,5 @@ def plan(
         seq_lens, q_starts, lines, items, count, num_rows, items.stride(0), target,
         1 << 30 if window is None else window, block_q, config.min_tokens, config.block_n,
         ROWS=max(16, triton.next_power_of_2(num_rows)), ITEMS=128, num_warps=4,
+        **pdl_options(),
     )  # fmt: skip

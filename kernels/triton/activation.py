@@ -7,15 +7,21 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 _BLOCK = 1024
 
 
 @jit
 def _gated_kernel(
-    gate_up: tl.tensor, out: tl.tensor, size: tl.tensor, GELU: tl.constexpr, BLOCK: tl.constexpr
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    await_earlier(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
@@ -39,5 +45,6 @@ def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     grid = (rows, triton.cdiv(size, _BLOCK))
-    _gated_kernel[grid](gate_up, out, size, GELU=kind == "gelu_pytorch_tanh", BLOCK=_BLOCK)
+    gelu = kind == "gelu_pytorch_tanh"
+    _gated_kernel[grid](gate_up, out, size, GELU=gelu, BLOCK=_BLOCK, **pdl_options())
     return out

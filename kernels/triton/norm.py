@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 
 @jit
@@ -21,7 +21,9 @@ def _rmsnorm_kernel(
     x_stride: tl.tensor,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    await_earlier(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < size
@@ -59,13 +61,16 @@ def _launch(
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(max(block // 512, 1), 16),
+        **pdl_options(),
     )
 
 
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight in fp32, for x [rows, size]."""
+def rmsnorm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight in fp32, for x [rows, size]; ``out`` where given."""
     check(x, "x", (None, None))
-    out = torch.empty_like(x)
+    out = torch.empty_like(x) if out is None else out
     _launch(x, None, weight, eps, out)
     return out
 

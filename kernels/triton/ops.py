@@ -4,14 +4,56 @@ from __future__ import annotations
 
 import torch
 
-from rtlang.kernels.triton import activation, norm, rope
+from rtlang.kernels.linear import Weight
+from rtlang.kernels.triton import activation, norm, rope, skinny
+
+#: Up to so many rows a product is bound by reading its weights once, and by launches.
+FEW_ROWS = 4
 
 
 class TritonOps:
     """Implements ``kernels.ops.Ops`` on a GPU (or in Triton's interpreter)."""
 
-    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return norm.rmsnorm(x, weight, eps)
+    few_rows = FEW_ROWS
+
+    def fuses(self, weight: Weight) -> bool:
+        half = weight.dtype in (torch.bfloat16, torch.float16)
+        return half and weight.scale is None and not weight.packed and weight.in_features % 8 == 0
+
+    def rmsnorm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return norm.rmsnorm(x, weight, eps, out)
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return skinny.norm_linear(x, gain, eps, weight.data, bias)
+
+    def linear_add(
+        self, x: torch.Tensor, weight: Weight, residual: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        skinny.linear_add(x, weight.data, residual, bias)
+
+    def norm_gated(
+        self,
+        x: torch.Tensor,
+        gain: torch.Tensor,
+        eps: float,
+        weight: Weight,
+        kind: str,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return skinny.norm_gated(x, gain, eps, weight.data, kind, bias)
 
     def add_rmsnorm(
         self,

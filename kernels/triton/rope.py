@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 #: Largest finite e4m3 number: what is stored in an FP8 pool saturates there.
 _FP8_MAX = tl.constexpr(448.0)
@@ -15,8 +15,14 @@ _FP8_MAX = tl.constexpr(448.0)
 
 @jit
 def _angles_kernel(
-    positions: tl.tensor, freqs: tl.tensor, out: tl.tensor, half: tl.tensor, HALF: tl.constexpr
+    positions: tl.tensor,
+    freqs: tl.tensor,
+    out: tl.tensor,
+    half: tl.tensor,
+    HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    await_earlier(PDL)
     t = tl.program_id(0)
     i = tl.arange(0, HALF)
     inside = i < half
@@ -33,7 +39,7 @@ def angles(positions: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
     num_tokens, half = positions.shape[0], freqs.shape[0]
     out = torch.empty((num_tokens, 2, half), dtype=torch.float32, device=positions.device)
     _angles_kernel[(num_tokens,)](
-        positions, freqs, out, half, HALF=triton.next_power_of_2(half), num_warps=1
+        positions, freqs, out, half, HALF=triton.next_power_of_2(half), num_warps=1, **pdl_options()
     )
     return out
 
@@ -70,7 +76,9 @@ def _qkv_kernel(
     TILE: tl.constexpr,
     HALF: tl.constexpr,
     QK_TILES: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    await_earlier(PDL)
     half: tl.constexpr = DIM // 2
     t = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -166,5 +174,6 @@ def norm_rope_store(
         HALF=triton.next_power_of_2(dim // 2),
         QK_TILES=qk_tiles,
         num_warps=2 if tokens < 1024 else 4,
+        **pdl_options(),
     )
     return q

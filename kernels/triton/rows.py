@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 _BLOCK = 1024
 
@@ -74,7 +74,9 @@ def _decode_tokens_kernel(
     num_rows: tl.tensor,
     width: tl.tensor,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    await_earlier(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < num_rows
     # Capturing runs on empty tables: no place may be outside.
@@ -115,6 +117,7 @@ def decode_tokens(
         num_rows,
         token_ids.shape[1],
         BLOCK=128,
+        **pdl_options(),
     )
 
 

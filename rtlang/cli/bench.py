@@ -66,6 +66,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of a named workload")
     parser.add_argument("--json", type=Path, help="save the figures here")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="save a torch profiler trace of some steps"
+    )
+    parser.add_argument("--profile-steps", type=int, default=64, metavar="N")
 
 
 def load_workload(name: str, seed: int, engine: Engine) -> list[BenchRequest]:
@@ -93,6 +97,10 @@ def load_workload(name: str, seed: int, engine: Engine) -> list[BenchRequest]:
 def run_bench(args: argparse.Namespace) -> None:
     with make_engine(args) as engine:
         requests = load_workload(args.workload, args.seed, engine)
+        if args.profile is not None:  # once more, beforehand: it slows what it watches
+            engine.start_profile(str(args.profile), args.profile_steps)
+            measure(engine, requests)
+            engine.finish_profile()
         figures = {"workload": args.workload, **measure(engine, requests)}
     table = Table(title=f"offline: {args.workload}")
     table.add_column("figure")

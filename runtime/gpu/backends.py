@@ -58,7 +58,7 @@ def choose_backends(
         extend = SplitAttention(decode, extend)
         return Backends(decode, extend, None, False, False, ("flashinfer", "flashinfer"))
     windows = tuple(dict.fromkeys(spec.windows)) or (None,)
-    num_sms = 132
+    num_sms = 2  # the interpreter runs one program after the other
     if device.type == "cuda":
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     triton = TritonAttention(
@@ -91,6 +91,8 @@ def _flashinfer_problem(
         return "the model has sliding windows or a soft cap"
     if spec.head_dim not in _FLASHINFER_DIMS:
         return f"it has no kernels for head dim {spec.head_dim}"
+    if dtypes[1].itemsize == 1 and spec.head_dim != 128:
+        return f"it has no kernels for an FP8 cache with head dim {spec.head_dim}"
     if dtypes[0] not in (torch.bfloat16, torch.float16):
         return f"it has no kernels for {dtypes[0]}"
     return ""

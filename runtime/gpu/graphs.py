@@ -30,6 +30,12 @@ def row_buckets(largest: int) -> list[int]:
     return [*(s for s in sizes if s < largest), largest]
 
 
+def few_buckets(largest: int) -> list[int]:
+    """Sizes for what is seldom needed: four times apart."""
+    sizes = [size for size in (1, 4, 16, 64, 256, 1024) if size < largest]
+    return [*sizes, largest]
+
+
 def token_buckets(largest: int) -> list[int]:
     """Sizes of captured steps with prompt tokens: a third apart."""
     sizes, size = [], 16

@@ -17,7 +17,14 @@ from rtlang.kernels.triton.ops import TritonOps
 from rtlang.runtime.batch import Batch, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.gpu.backends import choose_backends
-from rtlang.runtime.gpu.graphs import GraphRunner, Key, bucket_of, row_buckets, token_buckets
+from rtlang.runtime.gpu.graphs import (
+    GraphRunner,
+    Key,
+    bucket_of,
+    few_buckets,
+    row_buckets,
+    token_buckets,
+)
 from rtlang.runtime.gpu.memory import GRAPH_SHARE, Ledger, out_of_memory_is_explained
 from rtlang.runtime.gpu.sampler import DeviceSampler, SampledStep
 from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
@@ -66,6 +73,7 @@ class GpuRunner:
         graphs = self._cuda and not config.disable_cuda_graph and self._backends.captures_decode
         self.graphs = GraphRunner(self._device, enabled=graphs)
         self._row_buckets = row_buckets(self._max_rows)
+        self._full_buckets = few_buckets(self._max_rows)
         captured = 0 if self._backends.captured is None else config.cuda_graph_max_tokens
         self._token_buckets = token_buckets(min(captured, self._max_tokens))
         self._peak = 0  # bytes of the largest step, measured where the pool is sized
@@ -168,7 +176,8 @@ class GpuRunner:
             found.append((("extend", n), functools.partial(self._extend, n)))
         for n in reversed(self._row_buckets):
             found.append((("decode", n), functools.partial(self._decode, n)))
-            for full in (False, True):
+        for full, buckets in ((False, self._row_buckets), (True, self._full_buckets)):
+            for n in reversed(buckets):
                 sample = functools.partial(self._sample, n, full=full)
                 found.append((_sample_key(n, full=full), sample))
         return found
@@ -178,7 +187,9 @@ class GpuRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> SampledStep:
         num_samples = len(batch.sample_rows)
-        sample_bucket = bucket_of(self._row_buckets, num_samples) or 0
+        full = num_samples > 0 and self._sampler.plan(batch)
+        buckets = self._full_buckets if full else self._row_buckets
+        sample_bucket = bucket_of(buckets, num_samples) or 0
         last = np.cumsum(batch.extend_lens, dtype=np.int32)[batch.sample_rows] - 1
         runs: Runs | None = None
         tokens = len(batch.rows)
@@ -194,9 +205,8 @@ class GpuRunner:
         if runs is not None and bucket is None:
             # Too large for a graph: its samples' hidden states are gathered right away.
             last, last_rows = np.arange(num_samples, dtype=np.int32), last
-        full = False
         if num_samples:
-            full = self._sampler.plan(host, batch, sample_bucket, last)
+            self._sampler.pack(host, batch, sample_bucket, last)
         if runs is None:
             self.tables.pack_decode(host, batch, tokens)
             self.tables.upload()

@@ -38,8 +38,8 @@ Entries = list[TokenLogprobs]
 class DeviceSampler:
     """Owns the sampler's scratch and the tables of parameters by row.
 
-    ``plan`` packs a batch for the upload, ``run`` launches (and may be captured), ``fetch``
-    starts the copy back, whose result ``SampledStep.read`` waits for.
+    ``plan`` looks at a batch, ``pack`` writes it for the upload, ``run`` launches (and may be
+    captured); ``SampledStep`` brings the result back.
     """
 
     def __init__(self, tables: DeviceTables, max_samples: int, vocab_size: int) -> None:
@@ -56,27 +56,14 @@ class DeviceSampler:
         self._has_edits = False
         self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
 
-    def plan(self, host: Int32s, batch: Batch, num_samples: int, hidden_rows: Int32s) -> bool:
-        """Pack the batch's samples, padded to ``num_samples``; True if any row wants more than
-        temperature and a draw (the ``full`` variant).
-
-        hidden_rows  [samples of the batch] int32, where each finds its hidden state
-        """
+    def plan(self, batch: Batch) -> bool:
+        """Refresh the rows' parameters; True if any row wants more than temperature and a draw
+        (the ``full`` variant)."""
         rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
-        n, params = len(rows), self.params
+        params = self.params
         for row in params.refresh([batch.reqs[i] for i in batch.sample_rows], rows.tolist()):
             self._pack(row)
-        prompt_lens = batch.pool.prompt_lens[rows]
-        output_lens = seq_lens - prompt_lens
-        fields = host[: SAMPLE_FIELDS * num_samples].reshape(SAMPLE_FIELDS, num_samples)
-        fields[:, :n] = self._packed[:, rows]
-        fields[:, n:] = 0
-        fields[_FIELD["flags"], n:] = GREEDY
-        fields[_FIELD["row"], :n], fields[_FIELD["row"], n:] = rows, self._tables.pad_row
-        fields[_FIELD["seq_len"], :n] = seq_lens
-        fields[_FIELD["prompt_len"], :n] = prompt_lens
-        fields[_FIELD["position"], :n] = output_lens
-        fields[-1, :n] = hidden_rows
+        output_lens = seq_lens - batch.pool.prompt_lens[rows]
         held = output_lens < params.min_new_tokens[rows]
         edited = params.biased[rows] | held
         if edited.any():
@@ -84,8 +71,25 @@ class DeviceSampler:
         elif self._has_edits:
             self._edits[:1].zero_()
             self._has_edits = False
-        special = params.filtered[rows] | params.penalised[rows] | edited
-        return bool(special.any())
+        return bool((params.filtered[rows] | params.penalised[rows] | edited).any())
+
+    def pack(self, host: Int32s, batch: Batch, num_samples: int, hidden_rows: Int32s) -> None:
+        """The planned batch's samples, padded to ``num_samples``.
+
+        hidden_rows  [samples of the batch] int32, where each finds its hidden state
+        """
+        rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
+        n = len(rows)
+        prompt_lens = batch.pool.prompt_lens[rows]
+        fields = host[: SAMPLE_FIELDS * num_samples].reshape(SAMPLE_FIELDS, num_samples)
+        fields[:, :n] = self._packed[:, rows]
+        fields[:, n:] = 0
+        fields[_FIELD["flags"], n:] = GREEDY
+        fields[_FIELD["row"], :n], fields[_FIELD["row"], n:] = rows, self._tables.pad_row
+        fields[_FIELD["seq_len"], :n] = seq_lens
+        fields[_FIELD["prompt_len"], :n] = prompt_lens
+        fields[_FIELD["position"], :n] = seq_lens - prompt_lens
+        fields[-1, :n] = hidden_rows
 
     def _pack(self, row: int) -> None:
         p, column = self.params, self._packed[:, row]

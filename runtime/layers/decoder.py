@@ -62,11 +62,26 @@ class Attention:
         self._attention = AttentionLayer(scale, window, spec.soft_cap, *self._kv_scales)
 
     def __call__(self, x: torch.Tensor, angles: Any, step: Pass) -> torch.Tensor:
+        out = self._attend(linear(x, self._qkv, self._qkv_bias), angles, step)
+        return linear(out, self._o, self._o_bias)
+
+    def few(self, residual: torch.Tensor, gain: torch.Tensor, angles: Any, step: Pass) -> None:
+        """For few rows: the norm before and the addition behind it belong to the products."""
+        eps = self._spec.norm_eps
+        qkv = self._ops.norm_linear(residual, gain, eps, self._qkv, self._qkv_bias)
+        out = self._attend(qkv, angles, step)
+        self._ops.linear_add(out, self._o, residual, self._o_bias)
+
+    @property
+    def fuses(self) -> bool:
+        return self._ops.fuses(self._qkv) and self._ops.fuses(self._o)
+
+    def _attend(self, qkv: torch.Tensor, angles: Any, step: Pass) -> torch.Tensor:
+        """[n, (num_heads + 2 * num_kv_heads) * head_dim] -> [n, num_heads * head_dim]"""
         spec = self._spec
         keys, values = step.kv.keys[self._layer], step.kv.values[self._layer]
-        qkv = linear(x, self._qkv, self._qkv_bias)
         q = self._ops.norm_rope_store(
-            qkv.view(len(x), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
+            qkv.view(len(qkv), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
             angles,
             self._norms,
             spec.norm_eps,
@@ -75,8 +90,7 @@ class Attention:
             step.slots,
             self._kv_scales,
         )
-        out = step.backend.run(q, keys, values, self._attention)
-        return linear(out.reshape(len(x), -1), self._o, self._o_bias)
+        return step.backend.run(q, keys, values, self._attention).reshape(len(qkv), -1)
 
 
 class MLP:
@@ -97,6 +111,16 @@ class MLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = linear(x, self._gate_up, self._gate_up_bias)
         return linear(self._ops.gated(gate_up, self._activation), self._down, self._down_bias)
+
+    def few(self, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> None:
+        hidden = self._ops.norm_gated(
+            residual, gain, eps, self._gate_up, self._activation, self._gate_up_bias
+        )
+        self._ops.linear_add(hidden, self._down, residual, self._down_bias)
+
+    @property
+    def fuses(self) -> bool:
+        return self._ops.fuses(self._gate_up) and self._ops.fuses(self._down)
 
 
 class Block:
@@ -150,6 +174,17 @@ class Block:
             x = ops.rmsnorm(x, self._post_mlp_norm, eps)
         return x, residual
 
+    def few(self, residual: torch.Tensor, angles: Any, step: Pass) -> None:
+        """The whole layer for few rows, in place."""
+        self.attention.few(residual, self._input_norm, angles, step)
+        self._mlp.few(residual, self._mlp_norm, self._eps)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether ``few`` can do it."""
+        plain = self._post_attention_norm is None and self._post_mlp_norm is None
+        return plain and self.attention.fuses and self._mlp.fuses
+
 
 class Decoder:
     """A whole model. ``weights`` are taken by their Hugging Face names."""
@@ -180,6 +215,7 @@ class Decoder:
         local = spec.local_rope or spec.rope
         freqs = inverse_frequencies(spec.head_dim, local.theta, local.scaling)
         self._local_freqs = freqs.to(device)
+        self._few_rows = ops.few_rows if all(block.fuses for block in self._blocks) else 0
         self._embed_scale = torch.tensor(spec.embed_scale, dtype=self._embed.dtype, device=device)
 
     def hidden(
@@ -200,6 +236,10 @@ class Decoder:
         angles = local_angles = self._ops.angles(positions, self._freqs)
         if self.spec.local_rope is not None:
             local_angles = self._ops.angles(positions, self._local_freqs)
+        if len(x) <= self._few_rows:
+            for block in self._blocks:
+                block.few(x, local_angles if block.attention.is_local else angles, step)
+            return self._ops.rmsnorm(x, self._norm, self.spec.norm_eps, out)
         residual: torch.Tensor | None = None
         for block in self._blocks:
             x, residual = block(

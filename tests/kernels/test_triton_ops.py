@@ -98,7 +98,7 @@ def test_an_fp8_pool_holds_values_over_their_scale() -> None:
     table = TRITON.angles(nowhere, torch.ones(8, device=DEVICE))
     pools = [torch.zeros(4, 1, 16, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2)]
     slots = torch.tensor([1, 3], dtype=torch.int32, device=DEVICE)
-    TRITON.norm_rope_store(qkv, table, None, 1e-5, *pools, slots, (0.5, 2.0))
+    TRITON.norm_rope_store(qkv, table, None, 1e-5, pools[0], pools[1], slots, (0.5, 2.0))
     for pool, head, scale in ((pools[0], 2, 0.5), (pools[1], 3, 2.0)):
         want = (qkv[:, head] / scale).clamp(-448, 448)
         got = pool[slots.long()][:, 0].float()

@@ -60,7 +60,9 @@ def test_bench_reports_every_figure(capsys: pytest.CaptureFixture[str], tmp_path
     work.write_text("\n".join(json.dumps(r) for r in [*rows, rows[0]]))
     saved = tmp_path / "out.json"
     args = ["bench", "offline", "--workload", str(work), "--json", str(saved), *MODEL]
-    assert main(args) == 0
+    trace = tmp_path / "trace.json"
+    assert main([*args, "--profile", str(trace), "--profile-steps", "2"]) == 0
+    assert json.loads(trace.read_text())["traceEvents"]
     figures = json.loads(saved.read_text())
     assert figures["output_tokens"] == 11
     assert figures["prompt_tokens"] == 402
