@@ -86,9 +86,9 @@ def plan_kernel(
 ) -> None:
     """Program i writes row i's items: tiles of ``block_q`` queries, the last (longest) first.
 
-    All tiles of a row are cut into the same number of parts, ceil(keys they may see / chunk), with
-    chunk = all keys of all tiles / target. So there are at most tiles + target items, and at most
-    2 target of them belong to tiles that were cut.
+    All tiles of a row are cut into the same number of parts, keys they may see / chunk, rounded,
+    with chunk = all keys of all tiles / target. So there are at most tiles + target items, and at
+    most 2 target of them belong to tiles that were cut.
     """
     await_earlier(PDL)
     row = tl.program_id(0)
@@ -102,7 +102,7 @@ def plan_kernel(
     total = tl.sum(tiles.to(tl.int64) * reach)
     chunk = tl.maximum(_cdiv(total, target), min_tokens).to(tl.int32)
     chunk = _cdiv(chunk, block_n) * block_n
-    splits = _cdiv(reach, chunk)
+    splits = tl.maximum((reach + chunk // 2) // chunk, 1)
     sizes = tiles * splits
     before = tl.sum(tl.where(index < row, sizes, 0))
     cut_before = tl.sum(tl.where((index < row) & (splits > 1), sizes, 0))
@@ -114,7 +114,7 @@ def plan_kernel(
     num_queries = tl.load(q_starts + row + 1) - query
     line = tl.load(lines + row)
     num_tiles = _cdiv(num_queries, block_q)
-    num_splits = tl.maximum(_cdiv(tl.minimum(seq, window + block_q - 1), chunk), 1)
+    num_splits = tl.maximum((tl.minimum(seq, window + block_q - 1) + chunk // 2) // chunk, 1)
     for begin in range(0, num_tiles * num_splits, ITEMS):
         i = begin + tl.arange(0, ITEMS)
         mask = i < num_tiles * num_splits
