@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types slow bench docs format clean
+.PHONY: demo test lint types gpu slow bench docs format clean
 
 demo: $(VENV)/.installed
 	$(PY) -m rtlang run examples/demo.py
@@ -20,6 +20,11 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
+
+# On a machine with an NVIDIA GPU, with torch, triton and flashinfer-python for it.
+gpu:
+	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) benchmarks/gpu.py all --json gpu.json
 
 slow: $(VENV)/.installed-dev
 	$(PY) -m pytest -m "slow and not gpu"

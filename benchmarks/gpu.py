@@ -108,7 +108,7 @@ def engine_options(args: argparse.Namespace, shape: str, names: list[str]) -> di
     """What ``Engine`` is given: room for the longest workload, ``--option`` on top."""
     options = {
         **model_options(shape, args.scale),
-        "max_running_requests": 256,
+        "max_running_requests": 512,
         "context_length": 4096,
         "random_seed": 0,
     }

@@ -20,11 +20,12 @@ ACTIVATIONS = tuple(_GATED)
 class Ops(Protocol):
     """Contracts are those of the functions that ``TorchOps`` calls."""
 
-    #: Steps of at most so many rows run with the fused products below.
-    few_rows: int
-
     def fuses(self, weight: Weight) -> bool:
-        """Whether the fused products take it."""
+        """Whether the fused products below take it."""
+        ...
+
+    def prefers_fused(self, num_rows: int) -> bool:
+        """Whether they are faster than the separate operations for so many rows."""
         ...
 
     def rmsnorm(
@@ -78,7 +79,7 @@ class Ops(Protocol):
         """
         ...
 
-    # Fused products, for at most ``few_rows`` rows and weights that ``fuses`` accepts.
+    # Fused products, for weights that ``fuses`` accepts.
 
     def norm_linear(
         self,
@@ -113,10 +114,11 @@ class Ops(Protocol):
 class TorchOps:
     """Plain torch, on any device; what the CPU runs and others are compared with."""
 
-    few_rows = 0
-
     def fuses(self, weight: Weight) -> bool:
         return True
+
+    def prefers_fused(self, num_rows: int) -> bool:
+        return False
 
     def rmsnorm(
         self,

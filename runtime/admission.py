@@ -20,9 +20,10 @@ def check_ids(ids: Sequence[int], info: ModelInfo) -> None:
     """Raises ``InvalidPrompt`` for an empty prompt or an id outside the vocabulary."""
     if not len(ids):
         raise InvalidPrompt("the prompt is empty")
-    for i in ids:
-        if not is_int(i):
-            raise InvalidPrompt(f"token ids must be integers, got {i!r}")
+    if set(map(type, ids)) != {int}:  # a prompt may be long: no Python loop over the usual one
+        for i in ids:
+            if not is_int(i):
+                raise InvalidPrompt(f"token ids must be integers, got {i!r}")
     if min(ids) < 0 or max(ids) >= info.vocab_size:
         bad = next(i for i in ids if not 0 <= i < info.vocab_size)
         raise InvalidPrompt(f"token id {bad} is outside the vocabulary of {info.vocab_size}")

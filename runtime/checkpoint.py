@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from rtlang.errors import ConfigError
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.executor import Executor
-from rtlang.runtime.hf_tokenizer import HFTokenizer
 from rtlang.runtime.model_runner import ModelRunner
 from rtlang.runtime.models.source import ModelFiles, resolve_model
+
+if TYPE_CHECKING:
+    from rtlang.runtime.hf_tokenizer import HFTokenizer
 
 
 class CheckpointSource:
@@ -31,6 +34,9 @@ class CheckpointSource:
     def tokenizer(self) -> HFTokenizer | None:
         if not self.files.has_tokenizer:
             return None
+        # transformers takes most of a second to import, and dummy shapes do without.
+        from rtlang.runtime.hf_tokenizer import HFTokenizer  # noqa: PLC0415
+
         return HFTokenizer(self.files.path, chat_template=self._chat_template)
 
     def create_executor(self, config: EngineConfig) -> Executor:

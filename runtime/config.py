@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "scheduler_process": False,
     },
     "cuda": {
-        "max_running_requests": 256,
+        "max_running_requests": 512,
         "chunked_prefill_size": 8192,
         "mem_fraction_static": 0.92,
         "scheduler_process": True,
@@ -55,7 +55,7 @@ class EngineConfig:
     attention_backend: str = _field("auto", "auto | torch | triton | flashinfer (GPU)")
     disable_cuda_graph: bool = _field(False, "launch every kernel from the host")
     cuda_graph_max_tokens: int = _field(1024, "prompt tokens of a step that is captured")
-    max_running_requests: int | None = _field(None, "rows that run at once; CPU 64, GPU 256")
+    max_running_requests: int | None = _field(None, "rows that run at once; CPU 64, GPU 512")
     max_total_tokens: int | None = _field(None, "size of the KV pool in tokens; none: from memory")
     mem_fraction_static: float | None = _field(
         None, "share of the memory that is left for the KV pool; CPU 0.4, GPU 0.92"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def _launch_process(config: EngineConfig) -> Launched:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     assert process.stdin is not None and process.stdout is not None
-    job = {"config": dataclasses.asdict(config), "endpoint": endpoint}
+    job = {"config": dataclasses.asdict(config), "endpoint": endpoint, "started": time.time()}
     try:
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()

@@ -6,8 +6,10 @@ import dataclasses
 import logging
 import random
 import secrets
+import statistics
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 import zmq
@@ -70,7 +72,8 @@ class Worker:
         overlap = config.enable_overlap
         self._overlap = executor.overlaps if overlap is None else overlap
         self._inflight: tuple[Batch, Step] | None = None
-        self._host_s, self._num_timed, self._waited_s = 0.0, 0, 0.0
+        self._waited_s = 0.0  # for the result, in the step that is being made
+        self._host_s: deque[float] = deque(maxlen=256)  # of the last decode steps, beside that
         self._profiler: StepProfiler | None = None
 
     def run(self) -> None:
@@ -174,7 +177,8 @@ class Worker:
         error: tuple[str, str] | None = None
         if message.op == "stats":
             value = {**stats(scheduler), **self.executor.stats()}
-            value["host_us_per_decode_step"] = self._host_s / max(self._num_timed, 1) * 1e6
+            spent = statistics.median(self._host_s) if self._host_s else 0.0
+            value["host_us_per_decode_step"] = spent * 1e6
         elif message.op == "check":
             scheduler.check()
         elif message.op == "flush":
@@ -227,8 +231,7 @@ class Worker:
         for client, response in self.scheduler.outbox.take():
             self._send(client, response)
         if batch is not None and batch.mode is ForwardMode.DECODE:
-            self._host_s += time.perf_counter() - start - self._waited_s
-            self._num_timed += 1
+            self._host_s.append(time.perf_counter() - start - self._waited_s)
 
     def _land(self) -> None:
         """Read the step in flight, if there is one, and commit it."""

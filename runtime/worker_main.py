@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -18,6 +19,8 @@ from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.launch import load_source
 from rtlang.runtime.worker import Worker
 
+logger = logging.getLogger("rtlang.runtime.worker_main")  # it runs as __main__
+
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
@@ -27,6 +30,7 @@ def main() -> None:
     logging.basicConfig(format="%(name)s: %(message)s")  # to standard error
     logging.getLogger("rtlang").setLevel(logging.INFO)
     job = json.loads(sys.stdin.readline())
+    logger.info("process and imports: %.1f s", time.time() - job["started"])
     try:
         config = EngineConfig(**job["config"])
         source = load_source(config)

@@ -37,6 +37,7 @@ LATE_IMPORTS = {
     ("rtlang.batching", "rich.progress"),  # only for who asks for a progress bar
     ("rtlang.kernels.fp8", "rtlang.kernels.triton.quantize"),  # Triton, only for a GPU
     ("rtlang.runtime.checkpoint", "rtlang.runtime.gpu.runner"),  # Triton, only for a GPU
+    ("rtlang.runtime.checkpoint", "rtlang.runtime.hf_tokenizer"),  # loads transformers
     ("rtlang.runtime.gpu.backends", "rtlang.kernels.attention.flashinfer_backend"),  # optional
     ("rtlang.runtime.models.convert", "rtlang.runtime.models.gguf"),  # loads transformers' models
 }

@@ -88,13 +88,18 @@ class FlashInferAttention:
         num_pages = -(-seq_lens // page)
         kv_starts = _starts(num_pages)
         pages = _page_list(rows.device, kv_starts, int(num_pages.max()), page, self._device)
-        last = torch.from_numpy((seq_lens - (num_pages - 1) * page).astype(np.int32))
+        last = _pinned(seq_lens - (num_pages - 1) * page)
         if self._decode:
             self._wrapper.plan(kv_starts, pages, last, *self._sizes, **self._options)
         else:
             q_starts = _starts(rows.extend_lens)
+            # Lengths that are given need not be found by a loop over tensors.
             self._wrapper.plan(
-                q_starts, kv_starts, pages, last, *self._sizes, causal=True, **self._options
+                *(q_starts, kv_starts, pages, last, *self._sizes),
+                causal=True,
+                max_token_per_sequence=int(rows.extend_lens.max()),
+                seq_lens=_pinned(seq_lens),
+                **self._options,
             )
 
     def run(
@@ -116,11 +121,16 @@ class FlashInferAttention:
         return result
 
 
+def _pinned(values: Any) -> torch.Tensor:
+    """int32 on the host. A copy from memory that is not pinned would wait for the stream."""
+    return torch.from_numpy(np.asarray(values, np.int32)).pin_memory()
+
+
 def _starts(lens: Any) -> torch.Tensor:
-    """[n + 1] int32 on the host."""
+    """[n + 1] int32 on the host, pinned."""
     starts = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=starts[1:])
-    return torch.from_numpy(starts)
+    return _pinned(starts)
 
 
 def _page_list(
@@ -128,7 +138,7 @@ def _page_list(
 ) -> torch.Tensor:
     pages = torch.empty(int(starts[-1]), dtype=torch.int32, device=device)
     grid = (len(starts) - 1, triton.cdiv(longest, _BLOCK))
-    on_device = starts.pin_memory().to(device, non_blocking=True)
+    on_device = starts.to(device, non_blocking=True)
     table = rows.slot_table
     _pages_kernel[grid](rows.rows, table, on_device, pages, table.shape[1], PAGE=page, BLOCK=_BLOCK)
     return pages

@@ -57,13 +57,23 @@ def decode_config(head_dim: int, element_size: int, num_programs: int, num_sms: 
     if num_programs < num_sms:  # latency counts
         return BlockConfig(128, 4, 5, 128, 8)
     if head_dim > 64 or num_programs < 2 * num_sms:
-        return BlockConfig(64, 4, 3, 64, 4)
+        # Six programs fit a multiprocessor; where not all run at once, long rows are cut, so that
+        # the last ones do not run alone.
+        return BlockConfig(64, 4, 3, 64, 4 if num_programs <= 6 * num_sms else 16)
     return BlockConfig(128, 4, 5, 128, 8)
 
 
 @jit
 def _cdiv(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return (a + b - 1) // b
+
+
+@jit
+def _num_parts(reach: tl.tensor, chunk: tl.tensor, block_n: tl.tensor) -> tl.tensor:
+    """reach / chunk, rounded; less where parts of whole blocks would leave the last ones empty."""
+    parts = tl.maximum((reach + chunk // 2) // chunk, 1)
+    step = tl.maximum(_cdiv(_cdiv(reach, parts), block_n) * block_n, 1)
+    return tl.maximum(_cdiv(reach, step), 1)
 
 
 @jit
@@ -86,9 +96,10 @@ def plan_kernel(
 ) -> None:
     """Program i writes row i's items: tiles of ``block_q`` queries, the last (longest) first.
 
-    All tiles of a row are cut into the same number of parts, keys they may see / chunk, rounded,
-    with chunk = all keys of all tiles / target. So there are at most tiles + target items, and at
-    most 2 target of them belong to tiles that were cut.
+    All tiles of a row are cut into the same number of parts: keys they may see / chunk, rounded,
+    and never so many that the longest tile had an empty one; with chunk = all keys of all tiles /
+    target. So there are at most tiles + target items, and at most 2 target of them belong to tiles
+    that were cut.
     """
     await_earlier(PDL)
     row = tl.program_id(0)
@@ -102,7 +113,7 @@ def plan_kernel(
     total = tl.sum(tiles.to(tl.int64) * reach)
     chunk = tl.maximum(_cdiv(total, target), min_tokens).to(tl.int32)
     chunk = _cdiv(chunk, block_n) * block_n
-    splits = tl.maximum((reach + chunk // 2) // chunk, 1)
+    splits = _num_parts(reach, chunk, block_n)
     sizes = tiles * splits
     before = tl.sum(tl.where(index < row, sizes, 0))
     cut_before = tl.sum(tl.where((index < row) & (splits > 1), sizes, 0))
@@ -114,7 +125,7 @@ def plan_kernel(
     num_queries = tl.load(q_starts + row + 1) - query
     line = tl.load(lines + row)
     num_tiles = _cdiv(num_queries, block_q)
-    num_splits = tl.maximum((tl.minimum(seq, window + block_q - 1) + chunk // 2) // chunk, 1)
+    num_splits = _num_parts(tl.minimum(seq, window + block_q - 1), chunk, block_n)
     for begin in range(0, num_tiles * num_splits, ITEMS):
         i = begin + tl.arange(0, ITEMS)
         mask = i < num_tiles * num_splits

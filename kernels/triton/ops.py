@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from rtlang.kernels.linear import Weight
+from rtlang.kernels.linear import Weight, linear
 from rtlang.kernels.triton import activation, norm, rope, skinny
 
-#: Up to so many rows a product is bound by reading its weights once, and by launches.
-FEW_ROWS = 4
+#: Up to so many rows a product is bound by reading its weights once, and by launches: own kernels.
+FEW_ROWS = 2
+#: From so many on it pays that a product adds to the residual itself: one pass over it less.
+MANY_ROWS = 512
 
 
 class TritonOps:
     """Implements ``kernels.ops.Ops`` on a GPU (or in Triton's interpreter)."""
 
-    few_rows = FEW_ROWS
-
     def fuses(self, weight: Weight) -> bool:
         half = weight.dtype in (torch.bfloat16, torch.float16)
         return half and weight.scale is None and not weight.packed and weight.in_features % 8 == 0
+
+    def prefers_fused(self, num_rows: int) -> bool:
+        return num_rows <= FEW_ROWS or num_rows >= MANY_ROWS
 
     def rmsnorm(
         self,
@@ -37,12 +40,19 @@ class TritonOps:
         weight: Weight,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        return skinny.norm_linear(x, gain, eps, weight.data, bias)
+        if len(x) <= FEW_ROWS:
+            return skinny.norm_linear(x, gain, eps, weight.data, bias)
+        return linear(norm.rmsnorm(x, gain, eps), weight, bias)
 
     def linear_add(
         self, x: torch.Tensor, weight: Weight, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        skinny.linear_add(x, weight.data, residual, bias)
+        if len(x) <= FEW_ROWS:
+            skinny.linear_add(x, weight.data, residual, bias)
+            return
+        residual.addmm_(x, weight.data.t())
+        if bias is not None:
+            residual += bias
 
     def norm_gated(
         self,
@@ -53,7 +63,9 @@ class TritonOps:
         kind: str,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        return skinny.norm_gated(x, gain, eps, weight.data, kind, bias)
+        if len(x) <= FEW_ROWS:
+            return skinny.norm_gated(x, gain, eps, weight.data, kind, bias)
+        return activation.gated(linear(norm.rmsnorm(x, gain, eps), weight, bias), kind)
 
     def add_rmsnorm(
         self,

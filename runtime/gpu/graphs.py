@@ -25,8 +25,8 @@ Key = tuple[str, int]  # what it runs, its bucket
 
 
 def row_buckets(largest: int) -> list[int]:
-    """Every size up to ``largest`` has a bucket that wastes less than 8 rows, or half."""
-    sizes = [1, 2, 4, *range(8, largest, 8)]
+    """Every size up to ``largest`` has a bucket that wastes less than 8 rows, or an eighth."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest, 32)]
     return [*(s for s in sizes if s < largest), largest]
 
 

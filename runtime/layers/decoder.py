@@ -65,8 +65,8 @@ class Attention:
         out = self._attend(linear(x, self._qkv, self._qkv_bias), angles, step)
         return linear(out, self._o, self._o_bias)
 
-    def few(self, residual: torch.Tensor, gain: torch.Tensor, angles: Any, step: Pass) -> None:
-        """For few rows: the norm before and the addition behind it belong to the products."""
+    def fused(self, residual: torch.Tensor, gain: torch.Tensor, angles: Any, step: Pass) -> None:
+        """With the norm before it and the addition behind it as parts of the products."""
         eps = self._spec.norm_eps
         qkv = self._ops.norm_linear(residual, gain, eps, self._qkv, self._qkv_bias)
         out = self._attend(qkv, angles, step)
@@ -112,7 +112,7 @@ class MLP:
         gate_up = linear(x, self._gate_up, self._gate_up_bias)
         return linear(self._ops.gated(gate_up, self._activation), self._down, self._down_bias)
 
-    def few(self, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> None:
+    def fused(self, residual: torch.Tensor, gain: torch.Tensor, eps: float) -> None:
         hidden = self._ops.norm_gated(
             residual, gain, eps, self._gate_up, self._activation, self._gate_up_bias
         )
@@ -174,14 +174,14 @@ class Block:
             x = ops.rmsnorm(x, self._post_mlp_norm, eps)
         return x, residual
 
-    def few(self, residual: torch.Tensor, angles: Any, step: Pass) -> None:
-        """The whole layer for few rows, in place."""
-        self.attention.few(residual, self._input_norm, angles, step)
-        self._mlp.few(residual, self._mlp_norm, self._eps)
+    def fused(self, residual: torch.Tensor, angles: Any, step: Pass) -> None:
+        """The whole layer, in place."""
+        self.attention.fused(residual, self._input_norm, angles, step)
+        self._mlp.fused(residual, self._mlp_norm, self._eps)
 
     @property
     def fuses(self) -> bool:
-        """Whether ``few`` can do it."""
+        """Whether ``fused`` can do it."""
         plain = self._post_attention_norm is None and self._post_mlp_norm is None
         return plain and self.attention.fuses and self._mlp.fuses
 
@@ -215,7 +215,7 @@ class Decoder:
         local = spec.local_rope or spec.rope
         freqs = inverse_frequencies(spec.head_dim, local.theta, local.scaling)
         self._local_freqs = freqs.to(device)
-        self._few_rows = ops.few_rows if all(block.fuses for block in self._blocks) else 0
+        self._fuses = all(block.fuses for block in self._blocks)
         self._embed_scale = torch.tensor(spec.embed_scale, dtype=self._embed.dtype, device=device)
 
     def hidden(
@@ -236,9 +236,9 @@ class Decoder:
         angles = local_angles = self._ops.angles(positions, self._freqs)
         if self.spec.local_rope is not None:
             local_angles = self._ops.angles(positions, self._local_freqs)
-        if len(x) <= self._few_rows:
+        if self._fuses and self._ops.prefers_fused(len(x)):
             for block in self._blocks:
-                block.few(x, local_angles if block.attention.is_local else angles, step)
+                block.fused(x, local_angles if block.attention.is_local else angles, step)
             return self._ops.rmsnorm(x, self._norm, self.spec.norm_eps, out)
         residual: torch.Tensor | None = None
         for block in self._blocks:

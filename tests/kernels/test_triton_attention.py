@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -381,3 +382,33 @@ def test_wrong_arguments_are_named() -> None:
     for name, call in wrong.items():
         with pytest.raises(ValueError, match=rf"^{name}: "):
             call()
+
+
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    st.sampled_from([16, 64, 128]),
+    st.integers(1, 400),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_part_of_a_decode_row_is_empty(lens: list[int], block_n: int, target: int) -> None:
+    """An empty part has no weight to divide by: its NaN would spoil the row."""
+    num_rows = len(lens)
+    items = torch.zeros((9, num_rows + target), dtype=torch.int32, device=DEVICE)
+    count = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    rows = torch.arange(num_rows + 1, dtype=torch.int32, device=DEVICE)
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
+    config = BlockConfig(block_n, 4, 3, 64, 4)
+    plan(
+        seq_lens, rows, rows[:-1].contiguous(), items, count,
+        target=target, window=None, block_q=1, config=config,
+    )  # fmt: skip
+    used = items[:, : int(count)].tolist()
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for line, start, stop in zip(used[0], used[4], used[5], strict=True):
+        assert start < stop
+        seen.setdefault(line, []).append((start, stop))
+    for line, parts in seen.items():
+        parts.sort()
+        assert parts[0][0] == 0 and parts[-1][1] == lens[line]
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
+    assert set(seen) == set(range(num_rows))
