@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +25,9 @@ from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceR
 from rtlang.kernels.attention.triton_backend import TritonAttention
 from rtlang.kernels.attention.triton_decode import BlockConfig, decode_config
 
+flashinfer: Any
 try:
-    import flashinfer
+    flashinfer = importlib.import_module("flashinfer")
 except ImportError:
     flashinfer = None
 

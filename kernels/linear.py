@@ -97,6 +97,15 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     return out
 
 
+def linear_fp32(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """x @ weight.T in fp32, for a plain weight; on a GPU the sums themselves, never rounded to the
+    weight's 16 bits."""
+    if not x.is_cuda or x.dtype == torch.float32 or weight.scale is not None:
+        return linear(x, weight).float()
+    check(x, "x", (None, weight.in_features), weight.dtype)
+    return torch.mm(x, weight.data.t(), out_dtype=torch.float32)
+
+
 def linear_ref(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -46,20 +46,21 @@ def cos_sin(positions: torch.Tensor, freqs: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each head.
+    """Rotate each head; in fp32, rounded once.
 
     x         [num_tokens, num_heads, head_dim]
     cos, sin  [num_tokens, 1, head_dim], from ``cos_sin``
     """
     check(cos, "cos", (x.shape[0], 1, x.shape[2]))
     check(sin, "sin", (x.shape[0], 1, x.shape[2]))
-    swapped = torch.roll(x, x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos.to(x.dtype), swapped, sin.to(x.dtype))
+    wide = x.float()
+    swapped = torch.roll(wide, x.shape[-1] // 2, -1)
+    return torch.addcmul(wide * cos, swapped, sin).to(x.dtype)
 
 
 def apply_rope_ref(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """The plain form of ``apply_rope``: pairs (i, i + head_dim / 2) as complex numbers."""
     half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    c, s = cos[..., :half].to(x.dtype), sin[..., half:].to(x.dtype)
-    return torch.cat((a * c - b * s, b * c + a * s), -1)
+    a, b = x[..., :half].float(), x[..., half:].float()
+    c, s = cos[..., :half], sin[..., half:]
+    return torch.cat((a * c - b * s, b * c + a * s), -1).to(x.dtype)

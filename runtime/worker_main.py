@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -43,6 +44,9 @@ def main() -> None:
     except Exception:
         _answer(answers, error="engine_error", message=traceback.format_exc())
         sys.exit(1)
+    # What the start has made stays: no collection of garbage need look at it again.
+    gc.collect()
+    gc.freeze()
     _answer(answers, ready=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     worker.run()

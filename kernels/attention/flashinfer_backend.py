@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceRows
-from rtlang.kernels.triton.jit import jit
+from rtlang.kernels.triton.jit import jit_varying
 
 _WORKSPACE_BYTES = 256 << 20
 _BLOCK = 1024
 
 
-@jit
+@jit_varying(pointers=["rows", "starts"])
 def _pages_kernel(
     rows: tl.tensor,
     slot_table: tl.tensor,

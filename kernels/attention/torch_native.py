@@ -198,7 +198,9 @@ def _attend(
     rows, q_len = group.num_rows, group.q_len
     per_kv = q.shape[1] // kv_heads  # query heads of one KV head
     # [kv_heads, rows, per_kv, q_len, dim]: the heads of a group are rows of one product.
-    grouped = (q * layer.scale).view(rows, q_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4)
+    # Scores and weights in 16 bits would lose more than all the rest: everything is fp32.
+    wide = q.float() * layer.scale
+    grouped = wide.view(rows, q_len, kv_heads, per_kv, dim).permute(2, 0, 3, 1, 4)
     own = _gather(keys, values, group.slots, (kv_heads, rows, group.kv_len, dim))
     shared = None
     if len(group.shared):
@@ -213,7 +215,7 @@ def _attend(
         seen = own[0][:, :, first:last], own[1][:, :, first:last]
         blocks.append(_attend_block(grouped[:, :, :, at:end], seen, shared, hidden, layer))
     out = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 3)
-    return out.permute(1, 3, 0, 2, 4).reshape(q.shape)
+    return out.permute(1, 3, 0, 2, 4).reshape(q.shape).to(q.dtype)
 
 
 def _gather(
@@ -221,8 +223,8 @@ def _gather(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Heads first, which is also how the CPU's pool lies in memory."""
     return (
-        keys.transpose(0, 1).index_select(1, slots).view(shape),
-        values.transpose(0, 1).index_select(1, slots).view(shape),
+        keys.transpose(0, 1).index_select(1, slots).view(shape).float(),
+        values.transpose(0, 1).index_select(1, slots).view(shape).float(),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
+from rtlang.kernels.triton.jit import await_earlier, jit, jit_varying, pdl_options
 
 #: Lines of the item table, [NUM_FIELDS, max_items] int32.
 NUM_FIELDS = 9
@@ -76,7 +76,7 @@ def _num_parts(reach: tl.tensor, chunk: tl.tensor, block_n: tl.tensor) -> tl.ten
     return tl.maximum(_cdiv(reach, step), 1)
 
 
-@jit
+@jit_varying(ints=["num_rows", "target"], pointers=["seq_lens", "q_starts", "lines"])
 def plan_kernel(
     seq_lens: tl.tensor,  # [num_rows] int32
     q_starts: tl.tensor,  # [num_rows + 1] int32

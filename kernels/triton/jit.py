@@ -1,4 +1,6 @@
-"""``triton.jit`` as type checkers accept it. Annotate a kernel's arguments as ``tl.tensor``.
+"""``triton.jit`` as type checkers accept it, and dependent launches.
+
+Annotate a kernel's arguments as ``tl.tensor``.
 
 Programmatic dependent launch: a kernel started with ``pdl_options()`` may begin while the kernels
 before it still run. It calls ``await_earlier(PDL)`` once, in every program, before its first read
@@ -8,7 +10,7 @@ of what another kernel writes and before its first write; until then it may read
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,18 @@ import triton.language as tl
 
 def jit(kernel: Callable[..., Any]) -> Any:
     return triton.jit(kernel)
+
+
+def jit_varying(
+    *, ints: Sequence[str] = (), pointers: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """``jit`` for a kernel whose ``ints`` and the alignment of whose ``pointers`` differ from step
+    to step: it is compiled once, not again for a number that 16 divides or a view that begins
+    elsewhere. A compilation takes as long as dozens of steps."""
+    decorator: Callable[[Callable[..., Any]], Any] = triton.jit(
+        do_not_specialize=list(ints), do_not_specialize_on_alignment=list(pointers)
+    )
+    return decorator
 
 
 @functools.cache

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from rtlang.kernels.linear import Weight, linear
+from rtlang.kernels.linear import Weight
 from rtlang.kernels.triton import activation, norm, rope, skinny
 
 #: Up to so many rows a product is bound by reading its weights once, and by launches: own kernels.
 FEW_ROWS = 2
-#: From so many on it pays that a product adds to the residual itself: one pass over it less.
-MANY_ROWS = 512
 
 
 class TritonOps:
@@ -21,7 +19,7 @@ class TritonOps:
         return half and weight.scale is None and not weight.packed and weight.in_features % 8 == 0
 
     def prefers_fused(self, num_rows: int) -> bool:
-        return num_rows <= FEW_ROWS or num_rows >= MANY_ROWS
+        return num_rows <= FEW_ROWS
 
     def rmsnorm(
         self,
@@ -40,19 +38,12 @@ class TritonOps:
         weight: Weight,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        if len(x) <= FEW_ROWS:
-            return skinny.norm_linear(x, gain, eps, weight.data, bias)
-        return linear(norm.rmsnorm(x, gain, eps), weight, bias)
+        return skinny.norm_linear(x, gain, eps, weight.data, bias)
 
     def linear_add(
         self, x: torch.Tensor, weight: Weight, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        if len(x) <= FEW_ROWS:
-            skinny.linear_add(x, weight.data, residual, bias)
-            return
-        residual.addmm_(x, weight.data.t())
-        if bias is not None:
-            residual += bias
+        skinny.linear_add(x, weight.data, residual, bias)
 
     def norm_gated(
         self,
@@ -63,9 +54,7 @@ class TritonOps:
         kind: str,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        if len(x) <= FEW_ROWS:
-            return skinny.norm_gated(x, gain, eps, weight.data, kind, bias)
-        return activation.gated(linear(norm.rmsnorm(x, gain, eps), weight, bias), kind)
+        return skinny.norm_gated(x, gain, eps, weight.data, kind, bias)
 
     def add_rmsnorm(
         self,

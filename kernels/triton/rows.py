@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
-from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
+from rtlang.kernels.triton.jit import await_earlier, jit_varying, pdl_options
 
 _BLOCK = 1024
 
 
-@jit
+@jit_varying(ints=["num_runs"], pointers=["runs", "data"])
 def _write_runs_kernel(
     runs: tl.tensor,
     data: tl.tensor,
@@ -61,7 +61,7 @@ def write_runs(
     )
 
 
-@jit
+@jit_varying(ints=["num_rows"], pointers=["rows", "seq_lens", "new_slots"])
 def _decode_tokens_kernel(
     rows: tl.tensor,
     seq_lens: tl.tensor,
@@ -121,7 +121,7 @@ def decode_tokens(
     )
 
 
-@jit
+@jit_varying(ints=["num_tokens"], pointers=["row_of", "rows", "seq_lens", "q_starts"])
 def _extend_tokens_kernel(
     row_of: tl.tensor,
     rows: tl.tensor,

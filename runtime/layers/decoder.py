@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from rtlang.kernels.attention.base import AttentionBackend, AttentionLayer
-from rtlang.kernels.linear import linear, pack
+from rtlang.kernels.linear import linear, linear_fp32, pack
 from rtlang.kernels.ops import Ops, TorchOps
 from rtlang.kernels.rope import inverse_frequencies
 from rtlang.runtime.layers.spec import DecoderSpec
@@ -249,5 +249,5 @@ class Decoder:
         return self._ops.add_rmsnorm(x, residual, self._norm, self.spec.norm_eps, out)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, vocab_size]"""
-        return linear(hidden, self._head)
+        """[n, hidden_size] -> [n, vocab_size] fp32"""
+        return linear_fp32(hidden, self._head)

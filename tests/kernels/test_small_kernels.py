@@ -14,7 +14,7 @@ from rtlang.kernels.activation import (
     silu_mul,
     silu_mul_ref,
 )
-from rtlang.kernels.linear import linear, linear_ref, pack
+from rtlang.kernels.linear import linear, linear_fp32, linear_ref, pack
 from rtlang.kernels.norm import add_rmsnorm, add_rmsnorm_ref, rmsnorm, rmsnorm_ref
 from rtlang.kernels.rope import apply_rope, apply_rope_ref, cos_sin, inverse_frequencies
 from rtlang.kernels.store_kv import store_kv, store_kv_ref
@@ -179,3 +179,14 @@ def test_a_wrong_argument_is_named_with_expected_and_got(name: str, call: object
     assert callable(call)
     with pytest.raises(ValueError, match=rf"^{name}: expected .* got "):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_fp32_sums(dtype: torch.dtype) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 64).to(device, dtype), torch.randn(40, 64).to(device, dtype)
+    got = linear_fp32(x, pack(weight))
+    assert got.dtype == torch.float32
+    tolerance = 1e-4 if dtype == torch.float32 or device == "cuda" else 0.1
+    torch.testing.assert_close(got, x.float() @ weight.float().T, rtol=tolerance, atol=tolerance)

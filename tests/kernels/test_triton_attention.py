@@ -389,7 +389,7 @@ def test_wrong_arguments_are_named() -> None:
     st.sampled_from([16, 64, 128]),
     st.integers(1, 400),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None)
 def test_no_part_of_a_decode_row_is_empty(lens: list[int], block_n: int, target: int) -> None:
     """An empty part has no weight to divide by: its NaN would spoil the row."""
     num_rows = len(lens)

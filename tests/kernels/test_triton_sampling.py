@@ -245,7 +245,8 @@ def noise(seed: int, position: int, tokens: list[int]) -> tuple[np.ndarray, ...]
     out = [torch.empty_like(ids, dtype=d) for d in (torch.int32, torch.float32, torch.float64)]
     block = min(len(tokens), 1024)
     grid = (len(tokens) // block,)
-    _noise_kernel[grid](row[0:1], row[1:2], row[2:3], ids, *out, N=block)
+    launch: Any = _noise_kernel[grid]
+    launch(row[0:1], row[1:2], row[2:3], ids, *out, N=block)
     hashes, lacks, exact = (x.cpu().numpy() for x in out)
     return hashes.view(np.uint32), lacks, exact
 
