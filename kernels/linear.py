@@ -97,13 +97,20 @@ def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) ->
     return out
 
 
-def linear_fp32(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+def linear_fp32(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T in fp32, for a plain weight; on a GPU the sums themselves, never rounded to the
-    weight's 16 bits."""
+    weight's 16 bits.
+
+    out  [num_rows, out_features] fp32 or None
+    """
     if not x.is_cuda or x.dtype == torch.float32 or weight.scale is not None:
-        return linear(x, weight).float()
+        result = linear(x, weight).float()
+        return result if out is None else out.copy_(result)
     check(x, "x", (None, weight.in_features), weight.dtype)
-    return torch.mm(x, weight.data.t(), out_dtype=torch.float32)
+    if out is None:
+        return torch.mm(x, weight.data.t(), out_dtype=torch.float32)
+    mm: torch.Tensor = torch.ops.aten.mm.dtype_out(x, weight.data.t(), torch.float32, out=out)
+    return mm
 
 
 def linear_ref(

@@ -51,12 +51,18 @@ def create_runner(
     config = config.resolve("cpu")
     backend = config.attention_backend
     if config.device == "cpu" and backend in ("auto", "torch"):
-        if config.kv_cache_dtype != "auto":
-            raise ConfigError("kv_cache_dtype='fp8' needs device='cuda'")
+        for name in ("kv_cache_dtype", "cuda_graph_max_tokens"):
+            value = getattr(config, name)
+            if value != EngineConfig.__dataclass_fields__[name].default:
+                raise ConfigError(f"{name}={value!r} needs device='cuda'")
         return ModelRunner(config, files, tokenizer_eos)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda': torch finds no GPU here")
+    if config.device == "cpu" and backend == "flashinfer":
+        raise ConfigError("attention_backend='flashinfer' needs an NVIDIA GPU")
     # Triton takes a second to import, and the CPU does not need it.
     from rtlang.runtime.gpu.runner import GpuRunner  # noqa: PLC0415
 
+    if config.device == "cpu" and not GpuRunner.interpreted():
+        raise ConfigError("attention_backend='triton' runs on a CPU only in Triton's interpreter")
     return GpuRunner(config, files, tokenizer_eos)

@@ -75,7 +75,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Req]] = []
         self._now = clock()  # of the last commit
         self.num_inflight = 0  # steps planned and not committed
-        self._drain = False  # someone must be retracted: read what is in flight first
+        self._preempted: list[Req] = []  # to be retracted before the next step is planned
         self._ending: dict[Req, bool] = {}  # ended while in flight -> whether to publish it
         self._rows = np.zeros(0, np.int32)  # of ``running``, in order
         self._rows_stale = False
@@ -158,9 +158,8 @@ class Scheduler:
         steps in flight (``num_inflight``) are committed."""
         self.counters.num_steps += 1
         self.expire()
-        if self._drain and self.num_inflight:
+        if not self._retract_preempted():
             return None
-        self._drain = False
         chunks = self._plan_prefill_only() if not self.config.enable_mixed_chunk else None
         if chunks:
             return self._make_batch([], _NO_ROWS, chunks)
@@ -173,7 +172,6 @@ class Scheduler:
             chunks = self._plan_prefill(self._budget - len(decode))
         if not decode and not chunks:
             return None
-        decode, rows = self._decoding()  # an admission may have retracted someone
         return self._make_batch(decode, rows, chunks)
 
     def _decoding(self) -> tuple[list[Req], Int32s]:
@@ -269,8 +267,8 @@ class Scheduler:
                 idle = not (self.running or self.prefilling or self.num_inflight)
                 if idle and self.holds.drop_oldest():
                     continue
-            if not self._preempt_for(req):
-                return False
+            self._preempt_for(req)
+            return False
 
     def _reserve(self, req: Req) -> int:
         """Tokens to keep free: what started prompts still need, and expected growth."""
@@ -281,16 +279,22 @@ class Scheduler:
         growth += min(req.limit_len - len(req.ids), RATIO_CLIP)
         return pending + int(growth * self._new_token_ratio)
 
-    def _preempt_for(self, req: Req) -> bool:
-        if self.config.schedule_policy != "priority":
+    def _preempt_for(self, req: Req) -> None:
+        """The least important request makes room before the next step. Not in this one: its next
+        token may be planned already."""
+        if self.config.schedule_policy == "priority":
+            victim = self._victim()
+            if victim is not None and victim.priority < req.priority:
+                self._preempted.append(victim)
+
+    def _retract_preempted(self) -> bool:
+        """False: a step in flight must be read first."""
+        victims = [r for r in self._preempted if r.state in (ReqState.RUNNING, ReqState.PREFILL)]
+        if victims and self.num_inflight:
             return False
-        victim = self._victim()
-        if victim is None or victim.priority >= req.priority:
-            return False
-        if self.num_inflight:
-            self._drain = True
-            return False
-        self._retract(victim)
+        for victim in victims:
+            self._retract(victim)
+        self._preempted = []
         return True
 
     def _start(self, req: Req) -> None:
@@ -392,6 +396,8 @@ class Scheduler:
 
     def _retract(self, req: Req) -> None:
         """Take a request's memory away; it continues later as if nothing had happened."""
+        if req.held_ids and req.hold_s > 0:
+            self._send_held(req)
         self.kv.release(req)
         self._leave(req)
         req.state = ReqState.RETRACTED
@@ -457,6 +463,17 @@ class Scheduler:
                 self._fail(req, code, message, publish=False)
         self._release_ended()
         # Whatever this step had put into the tree is unlocked now; the rest is collateral.
+        self.cache.evict(self.cache.evictable_len)
+
+    def fail_all(self, code: str, message: str) -> None:
+        """A launched step could not be read: what anyone's KV holds is unknown."""
+        for req in [*self.running, *self.prefilling]:
+            self._fail(req, code, message, publish=False)
+
+    def forget(self) -> None:
+        """Drop every prefix that nobody uses, and every announced one."""
+        while self.holds.drop_oldest():
+            pass
         self.cache.evict(self.cache.evictable_len)
 
     def _finish_reason(self, req: Req, token: int) -> FinishReason | None:

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from typing import Any
 
+import torch
 import zmq
 
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
@@ -80,8 +81,10 @@ class Worker:
         """Serve until a shutdown message; every client hears of the end, however it comes."""
         message = "the engine was closed"
         try:
-            while not self._stopping:
+            while True:
                 self._receive()
+                if self._stopping:
+                    break
                 self._step()
         except BaseException:
             message = f"the scheduler died: {traceback.format_exc()}"
@@ -219,37 +222,43 @@ class Worker:
                 failure = error
         elif not self.scheduler.has_work:
             self.scheduler.expire()
-        self._land()
+        lost = not self._land()
         if step is not None and self._profiler is not None:
             self._profiler.step()
         if batch is not None and step is not None:
             self._inflight = batch, step
-            if not self._overlap:
+            if lost or not self._overlap:
                 self._land()
         elif batch is not None and failure is not None:
             self._lose(batch, failure)
+        if lost:
+            self.scheduler.forget()
         for client, response in self.scheduler.outbox.take():
             self._send(client, response)
         if batch is not None and batch.mode is ForwardMode.DECODE:
             self._host_s.append(time.perf_counter() - start - self._waited_s)
 
-    def _land(self) -> None:
-        """Read the step in flight, if there is one, and commit it."""
+    def _land(self) -> bool:
+        """Read the step in flight, if there is one, and commit it. False: it could not be read."""
         if self._inflight is None:
-            return
+            return True
         (batch, step), self._inflight = self._inflight, None
         start = time.perf_counter()
         try:
             result: BatchResult = step.read()
         except Exception as error:
             self._lose(batch, error)
-            return
+            self.scheduler.fail_all("engine_error", "a step that others rested on was lost")
+            return False
         finally:
             self._waited_s += time.perf_counter() - start
         self.scheduler.commit(batch, result)
+        return True
 
     def _lose(self, batch: Batch, error: Exception) -> None:
-        """The step is lost, the engine is not."""
+        """The step is lost; the engine is not, unless the device is."""
+        if isinstance(error, torch.AcceleratorError):
+            raise error
         logger.error("a step failed; its requests are lost", exc_info=error)
         self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
 

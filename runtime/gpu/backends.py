@@ -57,6 +57,12 @@ def choose_backends(
         extend = _flashinfer(config, spec, dtypes, device, decode=False)
         extend = SplitAttention(decode, extend)
         return Backends(decode, extend, None, False, False, ("flashinfer", "flashinfer"))
+    group = spec.num_heads // spec.num_kv_heads
+    if group > 64 or spec.head_dim > 256:
+        raise ConfigError(
+            f"the Triton kernels take up to 64 heads a KV head and head dims up to 256, not "
+            f"{group} and {spec.head_dim}"
+        )
     windows = tuple(dict.fromkeys(spec.windows)) or (None,)
     num_sms = 2  # the interpreter runs one program after the other
     if device.type == "cuda":

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from rtlang.errors import ConfigError
 from rtlang.kernels.attention.base import AttentionBackend, AttentionRows, DeviceRows
@@ -77,27 +78,42 @@ class GpuRunner:
         captured = 0 if self._backends.captured is None else config.cuda_graph_max_tokens
         self._token_buckets = token_buckets(min(captured, self._max_tokens))
         self._peak = 0  # bytes of the largest step, measured where the pool is sized
-        self._logits: dict[tuple[str, int], torch.Tensor] = {}  # of the last sampling, by graph
         self._read_stream = torch.cuda.Stream(self._device) if self._cuda else None  # type: ignore[no-untyped-call]
         hidden_rows = max(self._max_rows, *(self._token_buckets or [0]))
         self._hidden = torch.zeros(
             (hidden_rows, loaded.spec.hidden_size), dtype=loaded.dtype, device=self._device
         )
         self._ledger.note("workspaces")
-        slots = config.max_total_tokens or self._affordable_tokens()
+        slots = self._num_slots()
         self._ledger.note("measuring")
         self.info = make_info(loaded, config, files, tokenizer_eos, slots)
 
+    @staticmethod
+    def interpreted() -> bool:
+        """Whether Triton's kernels are interpreted, and so run without a GPU."""
+        return bool(triton.knobs.runtime.interpret)
+
     # -- memory -----------------------------------------------------------------------------
 
-    def _affordable_tokens(self) -> int:
+    def _num_slots(self) -> int:
+        """Size of the KV pool in tokens. Raises ``ConfigError`` if it does not fit."""
+        wanted = self._config.max_total_tokens
+        context = self._config.context_length or self._spec.max_positions
+        most = self._max_rows * context
+        if not self._cuda:
+            return wanted or min(most, 1 << 16)
+        affordable = self._affordable_tokens(context)
+        if wanted is not None and wanted > affordable:
+            raise ConfigError(
+                f"max_total_tokens={wanted}: beside weights and activations there is room for "
+                f"{affordable}; raise mem_fraction_static or lower chunked_prefill_size"
+            )
+        return wanted or min(affordable, most)
+
+    def _affordable_tokens(self, context: int) -> int:
         """What fits beside the weights, the largest step's activations and the graphs."""
         config = self._config
         assert config.mem_fraction_static is not None
-        context = config.context_length or self._spec.max_positions
-        most = self._max_rows * context
-        if not self._cuda:
-            return min(most, 1 << 16)
         with out_of_memory_is_explained(
             "measuring the largest step", "lower chunked_prefill_size or max_running_requests"
         ):
@@ -105,7 +121,9 @@ class GpuRunner:
         free, total = torch.cuda.mem_get_info(self._device)
         reserve = peak + int(GRAPH_SHARE * total) * self.graphs.enabled
         width = context + config.page_size
-        rows = self._max_rows * (8 * width + 13 * self._spec.vocab_size)  # tables, sampler
+        # Per row: the tables, and logits and scratch of the sampler, 4 bytes an element each.
+        rows = self._max_rows * (8 * width + 17 * self._spec.vocab_size)
+        reserve += LOGPROB_ROWS * 16 * self._spec.vocab_size
         budget = config.mem_fraction_static * (free - reserve - rows)
         self._peak = peak
         slots = int(budget / self._loaded.kv_bytes_per_token)
@@ -115,7 +133,7 @@ class GpuRunner:
                 f"{(reserve + rows) / 2**30:.1f} GiB reserved): raise mem_fraction_static, or "
                 f"lower chunked_prefill_size, max_running_requests or context_length"
             )
-        return min(slots, most)
+        return slots
 
     def _activation_peak(self) -> int:
         """Bytes that a prefill of the largest size takes beside the weights, measured."""
@@ -159,6 +177,8 @@ class GpuRunner:
             "making row tables", "lower max_running_requests or context_length"
         ):
             self.tables = DeviceTables(pool, device, self._max_rows, self._max_tokens)
+            vocab = (self._max_rows, self._spec.vocab_size)
+            self._logits = torch.empty(vocab, dtype=torch.float32, device=device)
             self._sampler = DeviceSampler(self.tables, self._max_rows, self._spec.vocab_size)
         self._ledger.note("row tables and sampler")
         with (
@@ -232,13 +252,17 @@ class GpuRunner:
         if not n:
             return SampledStep(batch, None, {}, prompt_logprobs, self._read_stream)
         key = _sample_key(bucket, full=full)
-        self.graphs.run(key, lambda: self._sample(bucket, full=full))
+        if self._sampler.oversized:
+            self.graphs.fall_back("many logit edits")
+            self._sample(bucket, full=full)
+        else:
+            self.graphs.run(key, lambda: self._sample(bucket, full=full))
         out = self._sampler.out[:, :n]
         logprobs: dict[int, Reader] = {}
         for j, i in enumerate(batch.sample_rows.tolist()):
             options = batch.reqs[i].logprobs
             if options is not None:
-                logits = self._logits[key][j : j + 1]
+                logits = self._logits[j : j + 1]
                 logprobs[j] = start_logprobs(logits, out[0, j : j + 1].long(), options)
         return SampledStep(batch, out, logprobs, prompt_logprobs, self._read_stream)
 
@@ -300,8 +324,8 @@ class GpuRunner:
 
     def _sample(self, num_samples: int, *, full: bool) -> None:
         rows, hidden_rows = self.tables.sample_rows(num_samples)
-        logits = self._model.logits(self._hidden.index_select(0, hidden_rows))
-        self._logits[_sample_key(num_samples, full=full)] = logits
+        logits = self._logits[:num_samples]
+        self._model.logits(self._hidden.index_select(0, hidden_rows), logits)
         self._sampler.run(logits, rows, full=full)
 
     # -- log-probabilities ------------------------------------------------------------------

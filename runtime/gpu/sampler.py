@@ -24,7 +24,7 @@ from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, DeviceTables
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.sampling.row_params import RowParams
 
-#: Logit biases and held-back stop ids of one step; those of one request are at most some hundreds.
+#: Logit biases and held-back stop ids of one step that a captured graph has room for.
 MAX_EDITS = 1 << 15
 
 _FIELD = {f.name: i for i, f in enumerate(dataclasses.fields(SampleRows))}
@@ -54,6 +54,7 @@ class DeviceSampler:
         )
         self._edits = torch.zeros(1 + 3 * MAX_EDITS, dtype=torch.int32, device=device)
         self._has_edits = False
+        self._large: torch.Tensor | None = None  # more edits than the captured buffer holds
         self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
 
     def plan(self, batch: Batch) -> bool:
@@ -70,8 +71,13 @@ class DeviceSampler:
             self._upload_edits(np.flatnonzero(edited).tolist(), rows, held)
         elif self._has_edits:
             self._edits[:1].zero_()
-            self._has_edits = False
+            self._has_edits, self._large = False, None
         return bool((params.filtered[rows] | params.penalised[rows] | edited).any())
+
+    @property
+    def oversized(self) -> bool:
+        """The planned batch has too many edits for a captured graph."""
+        return self._large is not None
 
     def pack(self, host: Int32s, batch: Batch, num_samples: int, hidden_rows: Int32s) -> None:
         """The planned batch's samples, padded to ``num_samples``.
@@ -127,7 +133,6 @@ class DeviceSampler:
                 tokens += ids
                 values += [-np.inf] * len(ids)
         count = len(at)
-        assert count <= MAX_EDITS, f"{count} logit edits in one step"
         packed = np.empty((3, count), np.int32)
         packed[0], packed[1] = at, tokens
         packed[2] = np.array(values, np.float32).view(np.int32)
@@ -135,9 +140,14 @@ class DeviceSampler:
         device = self._edits.device
         on_device = staged.pin_memory() if device.type == "cuda" else staged
         on_device = on_device.to(device, non_blocking=True)
+        self._has_edits = True
+        self._large = None
+        if count > MAX_EDITS:
+            total = torch.full((1,), count, dtype=torch.int32, device=device)
+            self._large = torch.cat((total, on_device.reshape(-1)))
+            return
         self._edits[1:].view(3, MAX_EDITS)[:, :count].copy_(on_device)
         self._edits[:1].fill_(count)
-        self._has_edits = True
 
     def run(self, logits: torch.Tensor, rows: SampleRows, *, full: bool) -> None:
         """Launch the chain for [num_samples, vocab_size] logits; capturable."""
@@ -145,8 +155,9 @@ class DeviceSampler:
         edits = None
         mask_bits = None
         if full:
-            sample, token, value = self._edits[1:].view(3, MAX_EDITS).unbind(0)
-            edits = Edits(self._edits[:1], sample, token, value.view(torch.float32))
+            packed = self._edits if self._large is None else self._large
+            sample, token, value = packed[1:].view(3, -1).unbind(0)
+            edits = Edits(packed[:1], sample, token, value.view(torch.float32))
             mask_bits = self._mask_bits[:n]
         token_ids = self._tables.token_ids
         self._sampler.sample(

@@ -248,6 +248,6 @@ class Decoder:
         assert residual is not None, "a decoder has at least one layer"
         return self._ops.add_rmsnorm(x, residual, self._norm, self.spec.norm_eps, out)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, vocab_size] fp32"""
-        return linear_fp32(hidden, self._head)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, hidden_size] -> [n, vocab_size] fp32, ``out`` where it is given"""
+        return linear_fp32(hidden, self._head, out)

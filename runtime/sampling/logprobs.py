@@ -37,17 +37,18 @@ def start_logprobs(
     """
     logp = torch.log_softmax(logits.float(), dim=-1).nan_to_num_(nan=FLOOR).clamp_(min=FLOOR)
     values = logp.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
-    top = logp.topk(options.top_num, dim=-1) if options.top_num else None
-    asked = logp[:, list(options.token_ids)] if options.token_ids else None
+    best = _top(logp, options.top_num) if options.top_num else None
+    asked = logp[:, _index(options.token_ids, logp.device)] if options.token_ids else None
 
     def read() -> Entries:
         entries = [
             TokenLogprobs(token, None if token < 0 else value)
             for token, value in zip(chosen.tolist(), values.tolist(), strict=True)
         ]
-        if top is not None:
-            for entry, best in zip(entries, _top(logp, *top, options.top_num), strict=True):
-                entry.top = best
+        if best is not None:
+            for entry, *pair in zip(entries, *(t.tolist() for t in best), strict=True):
+                ranked = zip(*pair, strict=True)
+                entry.top = sorted(ranked, key=lambda item: (-item[1], item[0]))
         if asked is not None:
             for entry, row in zip(entries, asked.tolist(), strict=True):
                 entry.ids = row
@@ -56,19 +57,18 @@ def start_logprobs(
     return read
 
 
-def _top(
-    logp: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, num: int
-) -> list[list[tuple[int, float]]]:
-    """Per row (id, value) of its ``num`` largest. ``topk`` takes any of the equals at the border,
-    so rows that have some there are done again."""
-    border = values[:, -1:]
-    tied = ((logp >= border).sum(dim=1) > num).tolist()
-    found = []
-    for j, (row_ids, row_values) in enumerate(zip(ids.tolist(), values.tolist(), strict=True)):
-        pairs = list(zip(row_ids, row_values, strict=True))
-        if tied[j]:
-            at = torch.nonzero(logp[j] >= border[j])[:, 0]
-            pairs = list(zip(at.tolist(), logp[j, at].tolist(), strict=True))
-        pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-        found.append(pairs[:num])
-    return found
+def _top(logp: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, values) of each row's ``num`` largest, [n, num], in no order; the lowest ids among
+    equals at the border, where ``topk`` takes any. Nothing as wide as ``logp`` is kept."""
+    border = logp.topk(num, dim=-1).values[:, -1:]
+    equal = logp == border
+    room = num - (logp > border).sum(dim=1, keepdim=True)
+    kept = (logp > border) | (equal & (equal.cumsum(dim=1) <= room))
+    ids = kept.float().topk(num, dim=-1).indices
+    return ids, logp.gather(1, ids)
+
+
+def _index(ids: Sequence[int], device: torch.device) -> torch.Tensor:
+    """From pinned memory: a copy from other memory would wait for the stream."""
+    index = torch.tensor(ids, dtype=torch.int64)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index

@@ -9,6 +9,9 @@ import pytest
 from conftest import MakeEngine
 from step_loop import DEVICE, StepLoop
 
+from rtlang.errors import ConfigError
+from rtlang.runtime.engine import Engine
+from rtlang.runtime.gpu import sampler
 from rtlang.runtime.gpu.graphs import bucket_of, row_buckets, token_buckets
 from rtlang.testing.tiny import TinyModel
 
@@ -115,3 +118,29 @@ def test_a_row_with_nan_fails_alone() -> None:
     ids = loop.run(given, 6, before=spoil)
     assert set(loop.errors.values()) == {"numerical_error"} and len(loop.errors) == 1
     assert [ids[0], ids[2]] == [plain[0], plain[2]]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU here")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "cuda"}, "no GPU"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"cuda_graph_max_tokens": 64}, "cuda_graph_max_tokens"),
+        ({"attention_backend": "flashinfer"}, "NVIDIA GPU"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Engine(TinyModel(), **options)
+
+
+def test_more_logit_edits_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    params: dict[str, Any] = {"logit_bias": {token: 3.0 - token for token in range(6)}}
+    given = graph_cases.prompts(2)
+    plain = StepLoop(ONE_LAYER, **SMALL).run(given, 4, **params)
+    monkeypatch.setattr(sampler, "MAX_EDITS", 4)
+    loop = StepLoop(ONE_LAYER, **SMALL)
+    assert loop.run(given, 4, **params) == plain
+    assert loop.runner.graphs.fallbacks["many logit edits"] > 0
+    assert loop.run(given, 4) == StepLoop(ONE_LAYER, **SMALL).run(given, 4)  # and none again

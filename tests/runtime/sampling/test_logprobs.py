@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rtlang.runtime.messages import LogprobOptions
-from rtlang.runtime.sampling.logprobs import FLOOR, position_logprobs
+from rtlang.runtime.sampling.logprobs import FLOOR, position_logprobs, start_logprobs
 
 
 def test_values_are_those_of_torch() -> None:
@@ -64,3 +64,14 @@ def test_equal_alternatives_come_by_id(num: int) -> None:
     first, second = position_logprobs(logits, [0, 0], LogprobOptions(top_num=num))
     assert [i for i, _ in first.top] == [3, 7, 1, 4, 6, 0, 2, 5][:num]
     assert [i for i, _ in second.top] == list(range(8))[:num]
+
+
+def test_nothing_as_wide_as_the_vocabulary_is_kept_until_it_is_read() -> None:
+    """A long prompt's log-probabilities would else hold gigabytes while a step is in flight."""
+    chosen = torch.tensor([1, 2, -1])
+    read = start_logprobs(torch.randn(3, 1000), chosen, LogprobOptions(0, 4, (5, 6)))
+    kept = [cell.cell_contents for cell in read.__closure__ or ()]
+    tensors = [t for k in kept for t in (k if isinstance(k, tuple) else (k,))]
+    tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
+    assert len(tensors) == 5
+    assert all(t.untyped_storage().nbytes() < 1000 for t in tensors)
