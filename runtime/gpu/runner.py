@@ -35,7 +35,7 @@ from rtlang.runtime.mem.kv_pool import TokenToKVPool
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.models.source import ModelFiles
-from rtlang.runtime.sampling.logprobs import start_logprobs
+from rtlang.runtime.sampling.logprobs import index_tensor, start_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -258,12 +258,7 @@ class GpuRunner:
         else:
             self.graphs.run(key, lambda: self._sample(bucket, full=full))
         out = self._sampler.out[:, :n]
-        logprobs: dict[int, Reader] = {}
-        for j, i in enumerate(batch.sample_rows.tolist()):
-            options = batch.reqs[i].logprobs
-            if options is not None:
-                logits = self._logits[j : j + 1]
-                logprobs[j] = start_logprobs(logits, out[0, j : j + 1].long(), options)
+        logprobs = self._output_logprobs(batch, out[0])
         return SampledStep(batch, out, logprobs, prompt_logprobs, self._read_stream)
 
     # What follows only launches; all but the attention's plan is the same for any step of a size.
@@ -298,8 +293,7 @@ class GpuRunner:
         self._plan(self._backends.extend, batch, rows)
         hidden = self._forward(self._backends.extend, tokens, self._kv, None)
         if len(last_rows):
-            at = torch.from_numpy(last_rows.astype(np.int64))
-            at = at.pin_memory().to(self._device, non_blocking=True) if self._cuda else at
+            at = index_tensor(last_rows.tolist(), self._device)
             torch.index_select(hidden, 0, at, out=self._hidden[: len(last_rows)])
         self.graphs.fall_back("many prompt tokens")
         return hidden
@@ -330,6 +324,23 @@ class GpuRunner:
 
     # -- log-probabilities ------------------------------------------------------------------
 
+    def _output_logprobs(self, batch: Batch, ids: torch.Tensor) -> dict[int, Reader]:
+        """By sample, of those that want them; rows that want the same are launched together."""
+        groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for j, i in enumerate(batch.sample_rows.tolist()):
+            options = batch.reqs[i].logprobs
+            if options is not None:
+                groups.setdefault((options.top_num, tuple(options.token_ids)), []).append(j)
+        found: dict[int, Reader] = {}
+        for samples in groups.values():
+            options = batch.reqs[batch.sample_rows[samples[0]]].logprobs
+            assert options is not None
+            at = index_tensor(samples, self._device)
+            read = functools.cache(start_logprobs(self._logits[at], ids[at].long(), options))
+            for k, j in enumerate(samples):
+                found[j] = functools.partial(lambda read, k: [read()[k]], read, k)
+        return found
+
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> dict[int, Reader]:
         found: dict[int, Reader] = {}
         for i in batch.logprob_rows():
@@ -343,9 +354,7 @@ class GpuRunner:
         readers: list[Reader] = []
         for positions, rows in batch.prompt_positions(i, LOGPROB_ROWS):
             ids = [req.ids[p] if p < req.prompt_len else -1 for p in positions]
-            chosen = torch.tensor(ids, dtype=torch.int64)
-            if self._cuda:
-                chosen = chosen.pin_memory().to(self._device, non_blocking=True)
+            chosen = index_tensor(ids, self._device)
             readers.append(start_logprobs(self._model.logits(hidden[rows]), chosen, req.logprobs))
         return lambda: [entry for read in readers for entry in read()]
 

@@ -38,7 +38,7 @@ def start_logprobs(
     logp = torch.log_softmax(logits.float(), dim=-1).nan_to_num_(nan=FLOOR).clamp_(min=FLOOR)
     values = logp.gather(1, chosen.clamp(min=0)[:, None])[:, 0]
     best = _top(logp, options.top_num) if options.top_num else None
-    asked = logp[:, _index(options.token_ids, logp.device)] if options.token_ids else None
+    asked = logp[:, index_tensor(options.token_ids, logp.device)] if options.token_ids else None
 
     def read() -> Entries:
         entries = [
@@ -68,7 +68,7 @@ def _top(logp: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, logp.gather(1, ids)
 
 
-def _index(ids: Sequence[int], device: torch.device) -> torch.Tensor:
-    """From pinned memory: a copy from other memory would wait for the stream."""
+def index_tensor(ids: Sequence[int], device: torch.device) -> torch.Tensor:
+    """[n] int64. From pinned memory: a copy from other memory would wait for the stream."""
     index = torch.tensor(ids, dtype=torch.int64)
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index

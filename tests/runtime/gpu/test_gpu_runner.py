@@ -89,16 +89,18 @@ def test_logprobs_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
         "top_logprobs_num": 2,
         "logprob_start_len": 2,
     }
-    prompt = graph_cases.prompts(1, 12, 12)
-    plain = make_engine(TinyModel(), device="cpu").generate(prompt, params, **options)[0]
+    given = graph_cases.prompts(3, 12, 12)
+    plain = make_engine(TinyModel(), device="cpu").generate(given, params, **options)
     fast = make_engine(
         TinyModel(), device=DEVICE, dtype="float32", attention_backend="triton", **SMALL
-    ).generate(prompt, params, **options)[0]
-    for name in ("logprobs", "prompt_logprobs"):
-        mine, theirs = getattr(fast, name), getattr(plain, name)
-        assert [e.token_id for e in mine] == [e.token_id for e in theirs]
-        assert [e.logprob for e in mine] == pytest.approx([e.logprob for e in theirs], abs=1e-4)
-        assert [[t for t, _ in e.top] for e in mine] == [[t for t, _ in e.top] for e in theirs]
+    ).generate(given, params, **options)
+    for got, want in zip(fast, plain, strict=True):
+        for name in ("logprobs", "prompt_logprobs"):
+            mine, theirs = getattr(got, name), getattr(want, name)
+            assert [e.token_id for e in mine] == [e.token_id for e in theirs]
+            values = [e.logprob for e in theirs]
+            assert [e.logprob for e in mine] == pytest.approx(values, abs=1e-4)
+            assert [[t for t, _ in e.top] for e in mine] == [[t for t, _ in e.top] for e in theirs]
 
 
 def test_a_row_with_nan_fails_alone() -> None:
