@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from rtlang.kernels.checks import check
-
-#: Largest finite e4m3 number: what is stored in an FP8 pool saturates there.
-FP8_MAX = 448.0
+from rtlang.kernels.fp8 import FP8_MAX
 
 
 def store_kv(x: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor, scale: float = 1.0) -> None:
@@ -34,5 +32,5 @@ def store_kv_ref(
 ) -> None:
     """The plain form of ``store_kv``."""
     for i, slot in enumerate(slots.tolist()):
-        value = x[i] if pool.dtype.itemsize > 1 else (x[i].float() / scale).clamp(-448, 448)
+        value = x[i] if pool.dtype.itemsize > 1 else (x[i].float() / scale).clamp(-FP8_MAX, FP8_MAX)
         pool[slot] = value.to(pool.dtype)

@@ -21,11 +21,8 @@ from rtlang.runtime.mem.kv_pool import TokenToKVPool
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.models.source import ModelFiles
-from rtlang.runtime.sampling.logprobs import position_logprobs
+from rtlang.runtime.sampling.logprobs import LOGPROB_ROWS, position_logprobs
 from rtlang.runtime.sampling.sampler import Sampler
-
-#: Prompt log-probabilities are computed for so many positions at once.
-LOGPROB_ROWS = 64
 
 
 class ModelRunner:

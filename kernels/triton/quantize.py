@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
+from rtlang.kernels.fp8 import FP8_MAX
 
-_FP8_MAX = tl.constexpr(448.0)
+_FP8_MAX = tl.constexpr(FP8_MAX)
 _MIN_SCALE = tl.constexpr(1e-12)
 _FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 #: Longest row that a program keeps in registers; longer ones are read twice.

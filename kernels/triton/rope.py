@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 
 from rtlang.kernels.checks import check
+from rtlang.kernels.fp8 import FP8_MAX
 from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 #: Largest finite e4m3 number: what is stored in an FP8 pool saturates there.
-_FP8_MAX = tl.constexpr(448.0)
+_FP8_MAX = tl.constexpr(FP8_MAX)
 
 
 @jit

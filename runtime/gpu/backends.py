@@ -115,7 +115,6 @@ def _flashinfer(
     # An optional dependency, and one that takes seconds to import.
     from rtlang.kernels.attention.flashinfer_backend import FlashInferAttention  # noqa: PLC0415
 
-    scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     return FlashInferAttention(
         spec.num_heads,
         spec.num_kv_heads,
@@ -123,7 +122,7 @@ def _flashinfer(
         page_size=config.page_size,
         dtype=dtypes[0],
         kv_dtype=dtypes[1],
-        scale=scale,
+        scale=spec.score_scale,
         device=device,
         decode=decode,
     )

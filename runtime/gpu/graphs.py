@@ -3,7 +3,7 @@
 A bucket is a number of rows (decode, samples) or tokens (extend); a step runs in the smallest
 that holds it, filled up with padding rows that touch only slot 0. What a graph reads lies at
 fixed addresses in ``DeviceTables``. Graphs follow each other on one stream and share one memory
-pool; only ``hidden``, ``out`` and the tables live on from one to the next.
+pool; only hidden states, logits, ids and the tables live on from one to the next.
 """
 
 from __future__ import annotations

@@ -42,9 +42,8 @@ class Ledger:
         logger.info("seconds of the start: %s", spent)
         if self._device is None:
             return
-        total = torch.cuda.mem_get_info(self._device)[1]
         parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.bytes.items())
-        free = torch.cuda.mem_get_info(self._device)[0]
+        free, total = torch.cuda.mem_get_info(self._device)
         logger.info("GPU memory in GiB: %s; free %.2f of %.2f", parts, free / GIB, total / GIB)
 
     def _used(self) -> int:

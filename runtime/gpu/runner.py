@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +34,7 @@ from rtlang.runtime.mem.kv_pool import TokenToKVPool
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.models.source import ModelFiles
-from rtlang.runtime.sampling.logprobs import index_tensor, start_logprobs
-
-logger = logging.getLogger(__name__)
-
-#: Prompt log-probabilities are computed for so many positions at once.
-LOGPROB_ROWS = 64
+from rtlang.runtime.sampling.logprobs import LOGPROB_ROWS, index_tensor, start_logprobs
 
 Reader = Callable[[], list[TokenLogprobs]]
 

@@ -57,9 +57,8 @@ class Attention:
             self._norms = q_norm, weights.norm(f"{at}.k_norm.weight", dim, spec.norm_offset)
         window = spec.windows[layer] if spec.windows else None
         self.is_local = window is not None
-        scale = dim**-0.5 if spec.attention_scale is None else spec.attention_scale
         self._kv_scales = kv_scales
-        self._attention = AttentionLayer(scale, window, spec.soft_cap, *self._kv_scales)
+        self._attention = AttentionLayer(spec.score_scale, window, spec.soft_cap, *self._kv_scales)
 
     def __call__(self, x: torch.Tensor, angles: Any, step: Pass) -> torch.Tensor:
         out = self._attend(linear(x, self._qkv, self._qkv_bias), angles, step)

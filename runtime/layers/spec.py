@@ -47,6 +47,11 @@ class DecoderSpec:
     windows: tuple[int | None, ...] = ()  # per layer; empty: none has one
     local_rope: RopeSpec | None = None  # of the layers that have a window
 
+    @property
+    def score_scale(self) -> float:
+        """What attention scores are multiplied with."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
 
 def base_spec(config: HFConfig, **changes: Any) -> DecoderSpec:
     """The settings that every Llama-like ``config.json`` spells alike.

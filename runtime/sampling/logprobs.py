@@ -10,6 +10,8 @@ from rtlang.runtime.messages import LogprobOptions, TokenLogprobs
 
 #: What an impossible token is reported with (and every token of a row that is not finite).
 FLOOR = -9999.0
+#: Prompt log-probabilities are computed for so many positions at once.
+LOGPROB_ROWS = 64
 
 
 Entries = list[TokenLogprobs]
