@@ -16,6 +16,8 @@ _GATED = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
 #: Activations by their names in config.json.
 ACTIVATIONS = tuple(_GATED)
 
+QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 class Ops(Protocol):
     """Contracts are those of the functions that ``TorchOps`` calls."""
@@ -68,10 +70,11 @@ class Ops(Protocol):
         values: torch.Tensor,
         slots: torch.Tensor,
         scales: tuple[float, float] = (1.0, 1.0),
-    ) -> torch.Tensor:
-        """Rotated queries [n, num_heads, head_dim]; keys (rotated) and values go to their slots.
+    ) -> QKV:
+        """Rotated queries [n, num_heads, head_dim], rotated keys and values [n, num_kv_heads,
+        head_dim]; keys and values also go to their slots.
 
-        qkv     [n, num_heads + 2 * num_kv_heads, head_dim]
+        qkv     [n, num_heads + 2 * num_kv_heads, head_dim], may be overwritten
         norms   weights [head_dim] of the norms of queries and keys, or None
         keys, values  [num_slots, num_kv_heads, head_dim], the layer's pool
         slots   [n]
@@ -183,7 +186,7 @@ class TorchOps:
         values: torch.Tensor,
         slots: torch.Tensor,
         scales: tuple[float, float] = (1.0, 1.0),
-    ) -> torch.Tensor:
+    ) -> QKV:
         kv_heads = keys.shape[1]
         heads = qkv.shape[1] - 2 * kv_heads
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -194,4 +197,4 @@ class TorchOps:
         qk = apply_rope(qk, *table)
         store_kv(qk[:, heads:], keys, slots, scales[0])
         store_kv(v, values, slots, scales[1])
-        return qk[:, :heads].contiguous()
+        return qk[:, :heads].contiguous(), qk[:, heads:], v

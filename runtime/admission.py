@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from rtlang.errors import InvalidParameter, InvalidPrompt, PromptTooLong, Unsupported
 from rtlang.runtime.executor import ModelInfo
 from rtlang.runtime.messages import LogprobOptions
@@ -16,17 +19,27 @@ from rtlang.runtime.tokenizer import check_text
 MAX_TOP_LOGPROBS = 1000
 
 
-def check_ids(ids: Sequence[int], info: ModelInfo) -> None:
-    """Raises ``InvalidPrompt`` for an empty prompt or an id outside the vocabulary."""
+def pack_prompt(ids: Sequence[int], info: ModelInfo) -> bytes:
+    """As int32. Raises ``InvalidPrompt`` for an empty prompt or an id outside the vocabulary."""
     if not len(ids):
         raise InvalidPrompt("the prompt is empty")
-    if set(map(type, ids)) != {int}:  # a prompt may be long: no Python loop over the usual one
-        for i in ids:
-            if not is_int(i):
-                raise InvalidPrompt(f"token ids must be integers, got {i!r}")
-    if min(ids) < 0 or max(ids) >= info.vocab_size:
-        bad = next(i for i in ids if not 0 <= i < info.vocab_size)
+    # A prompt may be long: no Python loop over the usual one, and no object for each id.
+    try:
+        packed = np.array(msgspec.convert(ids, list[int]), np.int64)
+    except (msgspec.ValidationError, OverflowError):
+        return pack_prompt([_plain_id(i, info) for i in ids], info)
+    if packed.min() < 0 or packed.max() >= info.vocab_size:
+        bad = packed[(packed < 0) | (packed >= info.vocab_size)][0]
         raise InvalidPrompt(f"token id {bad} is outside the vocabulary of {info.vocab_size}")
+    return packed.astype(np.int32).tobytes()
+
+
+def _plain_id(i: Any, info: ModelInfo) -> int:
+    if not is_int(i):
+        raise InvalidPrompt(f"token ids must be integers, got {i!r}")
+    if not 0 <= i < info.vocab_size:
+        raise InvalidPrompt(f"token id {i} is outside the vocabulary of {info.vocab_size}")
+    return int(i)
 
 
 def check_length(prompt_len: int, params: SamplingParams, limits: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from rtlang.runtime.detokenizer import Detokenizer
 from rtlang.runtime.executor import ModelInfo, ModelSource
 from rtlang.runtime.job import CallOptions, Job, split_params, split_prompts
 from rtlang.runtime.launch import launch, load_source, resolve_config
-from rtlang.runtime.messages import Generate, pack_ids
+from rtlang.runtime.messages import Generate
 from rtlang.runtime.sampling.seeds import derive_seed
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.stream import ChunkQueue, EngineStream
@@ -141,10 +141,10 @@ class Engine:
         """
         options = options or CallOptions()
         params = self._prepare(params, chat=chat)
-        self._check(input_ids, params, options)
+        packed = self._check(input_ids, params, options)
         queue = ChunkQueue()
         return self._send(
-            input_ids, params, options, queue, choice=choice, interval=interval, hold_ms=hold_ms
+            packed, params, options, queue, choice=choice, interval=interval, hold_ms=hold_ms
         )
 
     def announce(
@@ -205,30 +205,32 @@ class Engine:
         call = CallOptions.parse(options)
         if call.rid is not None and len(given) > 1:
             raise InvalidParameter("a rid names one request, not a batch", param="rid")
-        ready: list[tuple[list[int], SamplingParams]] = []
+        ready: list[tuple[bytes, SamplingParams]] = []
         all_params = split_params(sampling_params, len(given))
         for index, (prompt, params) in enumerate(zip(given, all_params, strict=True)):
             try:
                 ids, chat = self._encode(prompt, call.chat_template_kwargs)
                 params = self._prepare(params, chat=chat)
-                self._check(ids, params, call)
+                packed = self._check(ids, params, call)
             except RtlangError as error:
                 error.index = index
                 raise
-            ready.append((ids, params))
+            ready.append((packed, params))
         queue = ChunkQueue()
         streams: list[EngineStream] = []
         interval = None if stream else ALL_AT_ONCE
-        for index, (ids, params) in enumerate(ready):
+        for index, (packed, params) in enumerate(ready):
             for choice in range(params.n):
                 options_of = call if choice == 0 else dataclasses.replace(call, rid=None)
                 where = {"index": index, "choice": choice}
                 streams.append(
-                    self._send(ids, params, options_of, queue, interval=interval, **where)
+                    self._send(packed, params, options_of, queue, interval=interval, **where)
                 )
         return Job(queue, streams, is_batch=is_batch, ns=[params.n for _, params in ready])
 
-    def _encode(self, prompt: Any, template_kwargs: Mapping[str, Any]) -> tuple[list[int], bool]:
+    def _encode(
+        self, prompt: Any, template_kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[int], bool]:
         """(ids, is a chat)."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt), False
@@ -237,27 +239,29 @@ class Engine:
             return self.tokenizer.encode_rendered(rendered), True
         if not isinstance(prompt, Sequence):
             raise InvalidPrompt(f"a prompt is text, ids or messages, not {type(prompt).__name__}")
-        return list(prompt), False
+        return prompt, False
 
     def _prepare(self, params: SamplingParams, *, chat: bool) -> SamplingParams:
         params = params.resolve(self.info.chat_defaults if chat else None)
         admission.check_params(params, self.info, has_tokenizer=self._tokenizer is not None)
         return params
 
-    def _check(self, ids: Sequence[int], params: SamplingParams, options: CallOptions) -> None:
+    def _check(self, ids: Sequence[int], params: SamplingParams, options: CallOptions) -> bytes:
+        """The prompt, packed for the scheduler."""
         admission.check_call(
             priority=options.priority, timeout_s=options.timeout_s, namespace=options.namespace
         )
-        admission.check_ids(ids, self.info)
+        packed = admission.pack_prompt(ids, self.info)
         admission.check_length(len(ids), params, self._client.limits)
         if options.logprobs is not None:
             admission.check_logprobs(options.logprobs, len(ids), self.info)
         if options.rid is not None and options.rid in self._rids:
             raise DuplicateRequestId(f"a request with the id {options.rid!r} is running")
+        return packed
 
     def _send(
         self,
-        ids: Sequence[int],
+        input_ids: bytes,
         params: SamplingParams,
         options: CallOptions,
         queue: ChunkQueue,
@@ -283,7 +287,7 @@ class Engine:
         )
         message = Generate(
             rid=rid,
-            input_ids=pack_ids(list(ids)),
+            input_ids=input_ids,
             params=params,
             logprobs=options.logprobs,
             namespace=options.namespace,

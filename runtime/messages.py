@@ -162,10 +162,6 @@ decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_response = msgspec.msgpack.Decoder(Response).decode
 
 
-def pack_ids(ids: list[int] | array[int]) -> bytes:
-    return array("i", ids).tobytes()
-
-
 def unpack_ids(data: bytes) -> array[int]:
     ids = array("i")
     ids.frombytes(data)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 Int32s = npt.NDArray[np.int32]
+NewKV = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,11 +66,14 @@ class AttentionBackend(Protocol):
         values: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor | None = None,
+        new: NewKV | None = None,
     ) -> torch.Tensor:
         """Attention of the planned batch; the new tokens' KV is in the pool already.
 
         q             [num_tokens, num_heads, head_dim]
         keys, values  [num_slots, num_kv_heads, head_dim], one layer's pool
+        new           the new tokens' keys and values once more, [num_tokens, num_kv_heads,
+                      head_dim] each, unscaled, in the order of q
         returns       [num_tokens, num_heads, head_dim], ``out`` where it is given
         """
         ...

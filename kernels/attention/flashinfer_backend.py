@@ -1,4 +1,4 @@
-"""Attention through FlashInfer's paged kernels: fa3 on Hopper, fa2 elsewhere."""
+"""Attention through FlashInfer's kernels: fa3 on Hopper, fa2 elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceRows
+from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceRows, NewKV
 from rtlang.kernels.triton.jit import jit_varying
 
 _WORKSPACE_BYTES = 256 << 20
@@ -74,8 +74,7 @@ class FlashInferAttention:
         if self._decode:
             make = flashinfer.BatchDecodeWithPagedKVCacheWrapper
             return make(workspace, "NHD", use_tensor_cores=True)
-        hopper = torch.cuda.get_device_capability(self._device)[0] == 9
-        fa3 = hopper and kv_dtype == dtype and self._sizes[2] in (64, 128)
+        fa3 = kv_dtype == dtype and _has_fa3(self._sizes[2], self._device)
         make = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         return make(workspace, "NHD", backend="fa3" if fa3 else "fa2")
 
@@ -109,6 +108,7 @@ class FlashInferAttention:
         values: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor | None = None,
+        new: NewKV | None = None,
     ) -> torch.Tensor:
         assert layer.window is None and layer.soft_cap is None, layer
         assert layer.scale == self._options["sm_scale"], layer
@@ -119,6 +119,58 @@ class FlashInferAttention:
             scales = {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
         result: torch.Tensor = self._wrapper.run(q, paged, out=out, **scales)
         return result
+
+
+class FlashInferRagged:
+    """Implements ``AttentionBackend`` for rows of which nothing is in the pool but their new
+    tokens: keys and values are read as the layer made them, in order, not gathered slot by slot.
+
+    Measured on an H200, 2 x 4096 tokens, 32/8 heads, dim 128: 608 TFLOP/s, paged 487.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        scale: float,
+        device: torch.device,
+    ) -> None:
+        """``scale``: of the scores. The pool holds keys and values in ``dtype`` too, so that it
+        makes no difference from where they are read."""
+        self._sizes = (num_heads, num_kv_heads, head_dim)
+        self._options = {"q_data_type": dtype, "sm_scale": scale}
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        make = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
+        backend = "fa3" if _has_fa3(head_dim, device) else "fa2"
+        # Two take turns, as above.
+        self._wrappers = [make(workspace, "NHD", backend=backend) for _ in range(2)]
+
+    def plan(self, rows: AttentionRows) -> None:
+        assert np.array_equal(rows.seq_lens, rows.extend_lens), rows
+        self._wrappers.reverse()
+        starts = _starts(rows.extend_lens)
+        self._wrappers[0].plan(starts, starts, *self._sizes, causal=True, **self._options)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer: AttentionLayer,
+        out: torch.Tensor | None = None,
+        new: NewKV | None = None,
+    ) -> torch.Tensor:
+        assert new is not None and layer.window is None and layer.soft_cap is None, layer
+        assert layer.scale == self._options["sm_scale"], layer
+        result: torch.Tensor = self._wrappers[0].run(q, *new, out=out)
+        return result
+
+
+def _has_fa3(head_dim: int, device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9 and head_dim in (64, 128)
 
 
 def _pinned(values: Any) -> torch.Tensor:

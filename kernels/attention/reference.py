@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rtlang.kernels.attention.base import AttentionLayer, AttentionRows
+from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, NewKV
 
 
 class ReferenceAttention:
@@ -23,6 +23,7 @@ class ReferenceAttention:
         values: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor | None = None,
+        new: NewKV | None = None,
     ) -> torch.Tensor:
         rows = self._rows
         assert rows is not None, "plan first"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, Int32s
+from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, Int32s, NewKV
 from rtlang.kernels.checks import check
 
 Int64s = npt.NDArray[np.int64]
@@ -71,6 +71,7 @@ class TorchAttention:
         values: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor | None = None,
+        new: NewKV | None = None,
     ) -> torch.Tensor:
         assert self._rows is not None, "plan first"
         check(q, "q", (int(self._rows.extend_lens.sum()), None, keys.shape[2]), keys.dtype)

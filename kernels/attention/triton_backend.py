@@ -8,7 +8,7 @@ import math
 import torch
 import triton
 
-from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceRows
+from rtlang.kernels.attention.base import AttentionLayer, AttentionRows, DeviceRows, NewKV
 from rtlang.kernels.attention.triton_decode import (
     NUM_FIELDS,
     BlockConfig,
@@ -138,6 +138,7 @@ class TritonAttention:
         values: torch.Tensor,
         layer: AttentionLayer,
         out: torch.Tensor | None = None,
+        new: NewKV | None = None,
     ) -> torch.Tensor:
         """As ``AttentionBackend.run``; ``out``, as q, is written where given.
 

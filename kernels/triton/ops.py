@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rtlang.kernels.linear import Weight
+from rtlang.kernels.ops import QKV
 from rtlang.kernels.triton import activation, norm, rope, skinny
 
 #: Up to so many rows a product is bound by reading its weights once, and by launches: own kernels.
@@ -82,5 +83,5 @@ class TritonOps:
         values: torch.Tensor,
         slots: torch.Tensor,
         scales: tuple[float, float] = (1.0, 1.0),
-    ) -> torch.Tensor:
+    ) -> QKV:
         return rope.norm_rope_store(qkv, table, norms, eps, keys, values, slots, scales)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from rtlang.kernels.checks import check
 from rtlang.kernels.fp8 import FP8_MAX
+from rtlang.kernels.ops import QKV
 from rtlang.kernels.triton.jit import await_earlier, jit, pdl_options
 
 #: Largest finite e4m3 number: what is stored in an FP8 pool saturates there.
@@ -112,6 +113,8 @@ def _qkv_kernel(
         k_at = keys + slot * slot_stride + (head - HEADS) * head_stride + i
         _store(k_at, low, mask & is_key, k_scale, FP8)
         _store(k_at + half, high, mask & is_key, k_scale, FP8)
+        tl.store(token + head * DIM + i, low.to(qkv.dtype.element_ty), mask=mask & is_key)
+        tl.store(token + head * DIM + half + i, high.to(qkv.dtype.element_ty), mask=mask & is_key)
     else:
         head = (tile - QK_TILES) * TILE + tl.arange(0, TILE)[:, None]
         mask = (head < KV_HEADS) & inside
@@ -131,10 +134,12 @@ def norm_rope_store(
     values: torch.Tensor,
     slots: torch.Tensor,
     scales: tuple[float, float] = (1.0, 1.0),
-) -> torch.Tensor:
-    """Rotated queries [num_tokens, num_heads, head_dim]; keys (rotated) and values go to slots.
+) -> QKV:
+    """Rotated queries [num_tokens, num_heads, head_dim], rotated keys and values [num_tokens,
+    num_kv_heads, head_dim], these two as views of ``qkv``; keys and values also go to slots.
 
-    qkv     [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous
+    qkv     [num_tokens, num_heads + 2 * num_kv_heads, head_dim], contiguous; its keys are rotated
+            in place
     table   [num_tokens, 2, head_dim / 2] fp32, from ``angles``
     norms   RMSNorm weights [head_dim] of queries and keys, applied before the rotation, or None
     keys, values  [num_slots, num_kv_heads, head_dim], strides alike, head_dim contiguous
@@ -177,4 +182,4 @@ def norm_rope_store(
         num_warps=2 if tokens < 1024 else 4,
         **pdl_options(),
     )
-    return q
+    return q, qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]

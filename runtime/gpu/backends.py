@@ -54,8 +54,7 @@ def choose_backends(
         if problem:
             raise ConfigError(f"attention_backend='flashinfer' does not fit: {problem}")
         decode = _flashinfer(config, spec, dtypes, device, decode=True)
-        extend = _flashinfer(config, spec, dtypes, device, decode=False)
-        extend = SplitAttention(decode, extend)
+        extend = _flashinfer_extend(decode, config, spec, dtypes, device)
         return Backends(decode, extend, None, False, False, ("flashinfer", "flashinfer"))
     group = spec.num_heads // spec.num_kv_heads
     if group > 64 or spec.head_dim > 256:
@@ -81,7 +80,7 @@ def choose_backends(
         if wanted == "auto":
             logger.info("prefill attends with Triton kernels: %s", problem)
         return Backends(triton, triton, triton, True, False, ("triton", "triton"))
-    extend = SplitAttention(triton, _flashinfer(config, spec, dtypes, device, decode=False))
+    extend = _flashinfer_extend(triton, config, spec, dtypes, device)
     return Backends(triton, extend, triton, True, False, ("triton", "flashinfer"))
 
 
@@ -102,6 +101,24 @@ def _flashinfer_problem(
     if dtypes[0] not in (torch.bfloat16, torch.float16):
         return f"it has no kernels for {dtypes[0]}"
     return ""
+
+
+def _flashinfer_extend(
+    decode: AttentionBackend,
+    config: EngineConfig,
+    spec: DecoderSpec,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device,
+) -> AttentionBackend:
+    # As below.
+    from rtlang.kernels.attention.flashinfer_backend import FlashInferRagged  # noqa: PLC0415
+
+    fresh = None
+    if dtypes[0] == dtypes[1]:  # an FP8 pool holds something else than what the layer made
+        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        fresh = FlashInferRagged(*sizes, dtype=dtypes[0], scale=spec.score_scale, device=device)
+    paged = _flashinfer(config, spec, dtypes, device, decode=False)
+    return SplitAttention(decode, paged, fresh)
 
 
 def _flashinfer(

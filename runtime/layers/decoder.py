@@ -79,7 +79,7 @@ class Attention:
         """[n, (num_heads + 2 * num_kv_heads) * head_dim] -> [n, num_heads * head_dim]"""
         spec = self._spec
         keys, values = step.kv.keys[self._layer], step.kv.values[self._layer]
-        q = self._ops.norm_rope_store(
+        q, *new = self._ops.norm_rope_store(
             qkv.view(len(qkv), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
             angles,
             self._norms,
@@ -89,7 +89,8 @@ class Attention:
             step.slots,
             self._kv_scales,
         )
-        return step.backend.run(q, keys, values, self._attention).reshape(len(qkv), -1)
+        out = step.backend.run(q, keys, values, self._attention, new=(new[0], new[1]))
+        return out.reshape(len(qkv), -1)
 
 
 class MLP:

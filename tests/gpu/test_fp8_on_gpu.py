@@ -30,6 +30,10 @@ OPTIONS: dict[str, Any] = {
     "context_length": 2048,
 }
 
+#: In nats a right answer. Plain torch in bf16 on a CPU loses 0.25 with keys and values rounded to
+#: e4m3, and 0.20 with weights and activations; this model is small.
+LARGEST_COST = 0.4
+
 
 def questions() -> list[tuple[str, str, str]]:
     """(prompt, right, wrong): each country against four other capitals."""
@@ -72,14 +76,14 @@ def test_j4_answers_with_an_fp8_cache_are_those_with_a_16_bit_one(
         cached = measure(prefix, kv_cache_dtype="fp8")
     assert len([r for r in caplog.records if "scales" in r.message]) == 1
     assert abs(plain[0] - cached[0]) <= 0.0101, (plain, cached)  # a point, of 100 questions
-    assert abs(cached[1] - plain[1]) <= 0.25, (plain, cached)  # 0.07 and 0.12 in fp32 on a CPU
+    assert abs(cached[1] - plain[1]) <= LARGEST_COST, (plain, cached)
 
 
 @pytest.mark.model
 def test_answers_with_fp8_weights_are_near_those_with_16_bit_ones() -> None:
     plain, quantized = measure(), measure(quantization="fp8")
     assert abs(plain[0] - quantized[0]) <= 0.05, (plain, quantized)
-    assert abs(quantized[1] - plain[1]) <= 0.25, (plain, quantized)
+    assert abs(quantized[1] - plain[1]) <= LARGEST_COST, (plain, quantized)
 
 
 @pytest.mark.parametrize("backend", ["triton", "auto", "flashinfer"])

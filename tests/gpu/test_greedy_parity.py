@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.model, pytest.mark.timeout(300)]
 NEW, LARGEST_GAP, MIN_EQUAL = 64, 0.25, 15
 #: Patterns, lists and forms, whose continuation is clear to the model, and some open sentences. In
 #: bf16 the logits of this model carry noise of about 0.1, whatever the order of summation: eager
-#: torch itself, one row or twenty at once, agrees on half of twenty open-ended prompts.
+#: torch itself, one row or twenty at once, agrees on half of twenty open-ended prompts. ("yes no
+#: yes no ..." was one of them once: there eager torch in bf16 leaves its own fp32 ids with a gap
+#: of 1.3.)
 PROMPTS = [
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,",
     "1 apple, 2 apples, 3 apples, 4 apples,",
@@ -29,7 +31,7 @@ PROMPTS = [
     "red, green, blue, red, green, blue, red, green,",
     "Chapter 1, Chapter 2, Chapter 3, Chapter 4,",
     "1 cat, 2 cats, 3 cats, 4 cats, 5 cats,",
-    "yes no yes no yes no yes no yes no yes no",
+    "Day 1, Day 2, Day 3, Day 4, Day 5,",
     "3, 6, 9, 12, 15, 18, 21,",
     "Step 1, Step 2, Step 3, Step 4, Step 5,",
     "Dear Sir or Madam,\n\nI am writing to",
