@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from rtlang.errors import EngineBusy
+from rtlang.grammar.spec import GrammarSpec
 from rtlang.runtime.engine import Engine
 from rtlang.runtime.messages import Usage
 from rtlang.runtime.result import GenerateResult
@@ -79,11 +80,19 @@ def flush(engine: Engine) -> None:
 
 
 def timed_generate(
-    engine: Engine, prompts: Sequence[Any], lengths: Sequence[int], temperature: float
+    engine: Engine,
+    prompts: Sequence[Any],
+    lengths: Sequence[int],
+    temperature: float,
+    *,
+    grammar: GrammarSpec | None = None,
 ) -> tuple[float, list[GenerateResult]]:
     """Seconds of one call. Raises ``RuntimeError`` unless each answer has exactly its length."""
     params = [
-        SamplingParams(max_new_tokens=n, temperature=temperature, ignore_eos=True) for n in lengths
+        SamplingParams(
+            max_new_tokens=n, temperature=temperature, ignore_eos=grammar is None, grammar=grammar
+        )
+        for n in lengths
     ]
     start = time.perf_counter()
     results: list[GenerateResult] = engine.generate(list(prompts), params)

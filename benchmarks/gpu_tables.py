@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from benchmarks.gpu_constrained import Documents, Jump, Ratio
 from benchmarks.gpu_measuring import Workload
 from benchmarks.gpu_programs import AgentLatency, Agents, Forks, Free
 from benchmarks.gpu_workloads import Chat, Nano, Offline, Prefill, StepTime
@@ -64,6 +65,11 @@ SMOLLM2 = {
     "constrained1": _sglang(1_000, 479),
     "constrained32": _sglang(22_000, 14_615),
     "constrained128": _sglang(50_000, 32_439),
+    "ratio1": _sglang(1.05, 1.20, less=True),
+    "ratio32": _sglang(1.05, 1.46, less=True),
+    "ratio128": _sglang(1.10, 1.68, less=True),
+    "json256": _sglang(350, 145.9),
+    "jump1": Goal(1.4, {"mask only": 1.0}),
     "agents": _sglang(50, 22.4),
     "forks": _sglang(40, 16.0),
     "agent_latency": _sglang(0.22, 0.483, less=True),
@@ -83,6 +89,11 @@ _FULL: dict[str, Workload] = {
     "constrained1": Free(1, 128),
     "constrained32": Free(32, 128),
     "constrained128": Free(128, 128),
+    "ratio1": Ratio(1, 128),
+    "ratio32": Ratio(32, 128),
+    "ratio128": Ratio(128, 128),
+    "json256": Documents(256, 200),
+    "jump1": Jump(8, 300),
     "agents": Agents(64, 1100, 4, 64, 150, 16),
     "forks": Forks(32, 1100, 8, 64, 16),
     "agent_latency": AgentLatency(Agents(1, 1100, 4, 64, 150, 16)),
@@ -99,6 +110,11 @@ _TINY: dict[str, Workload] = {
     "constrained1": Free(1, 4),
     "constrained32": Free(2, 4),
     "constrained128": Free(4, 4),
+    "ratio1": Ratio(1, 4),
+    "ratio32": Ratio(2, 4),
+    "ratio128": Ratio(4, 4),
+    "json256": Documents(3, 12),
+    "jump1": Jump(1, 12),
     "agents": Agents(3, 20, 2, 4, 5, 3),
     "forks": Forks(2, 20, 3, 4, 3),
     "agent_latency": AgentLatency(Agents(1, 20, 2, 4, 5, 3)),

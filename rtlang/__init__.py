@@ -10,6 +10,8 @@ from rtlang.api import (
     assistant_begin,
     assistant_end,
     gen,
+    gen_int,
+    gen_string,
     raw,
     select,
     system,
@@ -36,6 +38,8 @@ from rtlang.state import ProgramRun, ProgramState
 if TYPE_CHECKING:
     from rtlang.runtime.engine import Engine
     from rtlang.runtime.result import GenerateResult
+    from rtlang.tool_formats import ToolFormat
+    from rtlang.tools import Tool, Tools, tool
 
 __version__ = "0.1.0"
 
@@ -50,12 +54,17 @@ __all__ = [
     "ProgramState",
     "RtlangError",
     "SamplingParams",
+    "Tool",
+    "ToolFormat",
+    "Tools",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "flush_cache",
     "function",
     "gen",
+    "gen_int",
+    "gen_string",
     "greedy_token_selection",
     "raw",
     "select",
@@ -64,6 +73,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "unconditional_likelihood_normalized",
     "use",
     "user",
@@ -71,8 +81,16 @@ __all__ = [
     "user_end",
 ]
 
-#: Loaded when first used: the engine needs torch, a program's definition does not.
-_LAZY = {"Engine": "rtlang.runtime.engine", "GenerateResult": "rtlang.runtime.result"}
+#: Loaded when first used: the engine needs torch, a program's definition does not; and tools
+#: need more of Python's own library than all the rest of the language.
+_LAZY = {
+    "Engine": "rtlang.runtime.engine",
+    "GenerateResult": "rtlang.runtime.result",
+    "Tool": "rtlang.tools",
+    "ToolFormat": "rtlang.tool_formats",
+    "Tools": "rtlang.tools",
+    "tool": "rtlang.tools",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import enum
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rtlang.choices import ChoicesMethod, as_method
+from rtlang.choices import BY_GRAMMAR, ChoicesMethod, as_method
 from rtlang.defaults import given_sampling
-from rtlang.errors import InvalidParameter, ProgramError, Unsupported
-from rtlang.ir import Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text, as_expr
+from rtlang.errors import InvalidParameter, ProgramError
+from rtlang.grammar.spec import GrammarSpec
+from rtlang.ir import Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text, ToolGen, as_expr
+from rtlang.outcome import Meaning
 from rtlang.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:  # loaded by who has tools
+    from rtlang.tools import Tools
 
 
 class _Unset(enum.Enum):
@@ -18,7 +24,6 @@ class _Unset(enum.Enum):
 
 
 UNSET: Final = _Unset.UNSET
-_NOT_BUILT = "is not built yet"
 
 
 def gen(
@@ -55,6 +60,10 @@ def gen(
     json_schema: Any = None,
     ebnf: Any = None,
     structural_tag: Any = None,
+    pattern: Any = None,
+    whitespace: int | None = None,
+    jump_forward: str | None = None,
+    tools: Tools | Iterable[Any] | None = None,
 ) -> Expr:
     """Generate text into the variable ``name`` (unnamed: ``gen_0``, ``gen_1``, …).
 
@@ -63,20 +72,34 @@ def gen(
     the state. ``timeout``: seconds. ``keep_stop``: the matched stop stays in the text. With
     ``choices`` it is ``select``, and only that one's arguments may be given.
 
-    Raises ``InvalidParameter`` or ``ProgramError`` for a wrong or contradictory argument,
-    ``Unsupported`` for one that is not built.
+    At most one constraint. ``regex``, ``json_schema`` (a mapping or its text), ``ebnf``,
+    ``structural_tag``: the variable is the text. ``type``: the variable is a value of the Python
+    type; scalars are written plainly (``12``, ``True``, an option of a ``Literal`` or ``Enum``),
+    structures as JSON; ``str`` is any text. ``dtype``: int, float, bool, or str for a text that
+    stands in quotes, whose value is without them. ``pattern``: of ``rtlang.combinators``, whose
+    captures become variables. ``whitespace``: most white space between two JSON tokens.
+    ``jump_forward="canonical"``: text that the constraint forces is not sampled. A typed value
+    that ``max_tokens``, the context or a stop cuts raises ``TruncatedOutput`` when it is read.
+
+    ``tools``: functions that the model may call, or a ``Tools``. It takes turns, each with these
+    parameters, and gets the results of its calls; the variable is the text of the last turn, the
+    one without calls. Needs an assistant turn, where there are roles.
+
+    Raises ``InvalidParameter`` or ``ProgramError`` for a wrong or contradictory argument, and a
+    ``GrammarError`` for a constraint that is wrong or cannot be enforced.
     """
-    _refuse_unbuilt(
-        dtype=dtype, type=type, regex=regex, json_schema=json_schema, ebnf=ebnf,
-        structural_tag=structural_tag,
-    )  # fmt: skip
+    constraints: dict[str, Any] = {
+        "dtype": dtype, "type": type, "regex": regex, "json_schema": json_schema, "ebnf": ebnf,
+        "structural_tag": structural_tag, "pattern": pattern,
+    }  # fmt: skip
+    constraints = {k: v for k, v in constraints.items() if v is not None}
     sampling: dict[str, Any] = {
         "min_new_tokens": min_tokens, "stop": stop, "stop_token_ids": stop_token_ids,
         "stop_regex": stop_regex, "no_stop_trim": keep_stop, "top_p": top_p, "top_k": top_k,
         "min_p": min_p, "frequency_penalty": frequency_penalty,
         "presence_penalty": presence_penalty, "repetition_penalty": repetition_penalty,
         "logit_bias": logit_bias, "ignore_eos": ignore_eos,
-        "skip_special_tokens": skip_special_tokens,
+        "skip_special_tokens": skip_special_tokens, "jump_forward": jump_forward,
     }  # fmt: skip
     logprobs: dict[str, Any] = {
         "return_logprob": return_logprob, "logprob_start_len": logprob_start_len,
@@ -85,7 +108,8 @@ def gen(
     if max_tokens is not UNSET:
         sampling["max_new_tokens"] = max_tokens
     if choices is not None:
-        given = {**sampling, **logprobs, "n": n}
+        given = {**sampling, **logprobs, **constraints}
+        given |= {"n": n, "whitespace": whitespace, "tools": tools}
         _refuse_with_choices(
             {k for k, v in given.items() if v is not None or k == "max_new_tokens"}
         )
@@ -99,14 +123,39 @@ def gen(
         raise InvalidParameter(
             f"max_tokens must be at least 1, got {max_tokens}", param="max_tokens"
         )
-    sampling |= {"temperature": temperature, "sampling_seed": seed}
-    return Gen(
+    if tools is not None:
+        _refuse_with_tools({*constraints, *(["n"] if _checked_n(n) > 1 else [])})
+    grammar, meaning = _constraint(constraints, whitespace)
+    if meaning is not None and name in meaning.names:
+        raise ProgramError(f"the gen and a capture of its pattern are both called {name!r}")
+    sampling |= {"temperature": temperature, "sampling_seed": seed, "grammar": grammar}
+    made = Gen(
         name=_checked_name(name),
         sampling=given_sampling(sampling),
+        meaning=meaning,
         logprobs={k: v for k, v in logprobs.items() if v is not None},
         n=_checked_n(n),
         timeout_s=_checked_timeout(timeout),
     )
+    return made if tools is None else ToolGen(made, _tools(tools))
+
+
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | Literal[_Unset.UNSET] | None = UNSET,
+    **options: Any,
+) -> Expr:
+    """``gen(dtype=int)``; the variable is an int."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | Literal[_Unset.UNSET] | None = UNSET,
+    **options: Any,
+) -> Expr:
+    """``gen(dtype=str)``: a text in double quotes; the variable is what stands between them."""
+    return gen(name, max_tokens, dtype=str, **options)
 
 
 def select(
@@ -121,7 +170,9 @@ def select(
 ) -> Expr:
     """Pick one of ``choices`` by the model's log-probabilities; it becomes text and variable.
 
-    ``choices_method``: see ``rtlang.choices``; default: token-length-normalised. Scores of all
+    ``choices_method``: see ``rtlang.choices``; default: token-length-normalised. "grammar" scores
+    nothing: in one call the model says one of the options, greedily or at the ``temperature``.
+    Otherwise scores of all
     options, in the order given, are in ``get_meta_info(name)``; with ``probs`` also "probs", the
     options' probabilities (softmax of their summed log-likelihoods). ``temperature`` > 0 draws
     from these probabilities to the power 1 / temperature, reproducibly with a ``seed``; that is a
@@ -142,14 +193,18 @@ def select(
         raise InvalidParameter(
             f"temperature must be at least 0, got {temperature!r}", param="temperature"
         )
-    if temperature > 0 and choices_method is not None:
+    by_grammar = isinstance(choices_method, str) and choices_method == BY_GRAMMAR
+    if by_grammar and probs:
+        raise ProgramError("choices_method='grammar' knows no probabilities of the options")
+    if temperature > 0 and choices_method is not None and not by_grammar:
         raise ProgramError("temperature > 0 draws an option; choices_method decides on the best")
     if seed is not None and temperature == 0:
         raise ProgramError("a seed needs temperature > 0: nothing is drawn otherwise")
     return Select(
         name=_checked_name(name),
         options=options,
-        method=as_method(choices_method),
+        method=as_method(None if by_grammar else choices_method),
+        grammar=GrammarSpec.choice(options) if by_grammar else None,
         temperature=temperature,
         seed=given_sampling({"sampling_seed": seed}).get("sampling_seed"),
         probs=bool(probs),
@@ -235,10 +290,28 @@ def _checked_n(n: int | None) -> int:
     return 1 if n is None else SamplingParams.parse({"n": n}).n
 
 
-def _refuse_unbuilt(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise Unsupported(f"gen({name}=...) {_NOT_BUILT}", param=name)
+def _constraint(
+    given: Mapping[str, Any], whitespace: int | None
+) -> tuple[GrammarSpec | None, Meaning | None]:
+    if not given and whitespace is None:
+        return None, None
+    # Not at the top: most programs have no constraint, and what reads them takes long to load.
+    typed = importlib.import_module("rtlang.typed")
+    found: tuple[GrammarSpec | None, Meaning | None] = typed.constraint(given, whitespace)
+    return found
+
+
+def _tools(given: Any) -> Tools:
+    # Not at the top: reading signatures takes a while to load, and most programs have no tools.
+    module = importlib.import_module("rtlang.tools")
+    tools: Tools = module.Tools.of(given)
+    return tools
+
+
+def _refuse_with_tools(given: set[str]) -> None:
+    if given:
+        names = ", ".join(sorted(given))
+        raise ProgramError(f"tools contradicts {names}: a turn is text or calls, one at a time")
 
 
 def _refuse_with_choices(given: set[str]) -> None:

@@ -64,6 +64,15 @@ class ChatPrompt:
         self._content += text
         self._target = None
 
+    def describe_tools(self, schemas: Sequence[Mapping[str, Any]]) -> None:
+        """Let the template tell of these tools, in the place that it has for them. Where earlier
+        turns were rendered without, they are rendered again."""
+        known = list(self._template_kwargs.get("tools") or ())
+        new = [schema for schema in schemas if schema not in known]
+        if new:
+            self._template_kwargs["tools"] = known + new
+            self._head = self._target = None
+
     def add_generated(self, ids: Sequence[int], text: str, kept_text: str) -> None:
         assert self._head is not None and text.endswith(kept_text)
         self.flow.append(text)

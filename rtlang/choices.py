@@ -111,6 +111,9 @@ token_length_normalized = TokenLengthNormalized()
 greedy_token_selection = GreedyTokenSelection()
 unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
 
+#: Not a method of scores: the options become a constraint, of which the model says one.
+BY_GRAMMAR = "grammar"
+
 METHODS: dict[str, ChoicesMethod] = {
     m.name: m
     for m in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
@@ -123,7 +126,7 @@ def as_method(method: ChoicesMethod | str | None) -> ChoicesMethod:
         return token_length_normalized
     if isinstance(method, str):
         if method not in METHODS:
-            known = ", ".join(METHODS)
+            known = ", ".join((*METHODS, BY_GRAMMAR))
             raise ProgramError(f"no choices method {method!r}; there are {known}")
         return METHODS[method]
     if not callable(method) or not hasattr(method, "needs_unconditional"):

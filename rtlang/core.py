@@ -6,6 +6,7 @@ import dataclasses
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rtlang import loop
 from rtlang.backends.base import Call, Stream
@@ -13,14 +14,30 @@ from rtlang.calls import Branch, Caller
 from rtlang.chat import ChatPrompt, check_template
 from rtlang.choices import draw, option_probs
 from rtlang.errors import ProgramError
-from rtlang.ir import Expr, Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, SetVar, Text
+from rtlang.ir import (
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    SetVar,
+    Text,
+    ToolGen,
+)
 from rtlang.meta import gen_meta, select_meta
+from rtlang.outcome import OneOption, values
 from rtlang.plan import Op, Outline, Slot
 from rtlang.prompt import Prompt, RawPrompt
 from rtlang.run import Run
+from rtlang.runtime.result import GenerateResult
 from rtlang.scoring import Scoring
 from rtlang.usage import CallUsage
 from rtlang.where import Where
+
+if TYPE_CHECKING:
+    from rtlang.tool_plan import Turn
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,10 +93,10 @@ class Core:
                 check_template(self.run.tokenizer, self.run.defaults.chat_template_kwargs)
             self.outline = outline
             for op in ops:
-                if op.slot is not None:
-                    self.assigned[op.slot.name] = None
+                for slot in op.slots:
+                    self.assigned[slot.name] = None
                     if self.error is None:
-                        self.slots[op.slot.name] = op.slot
+                        self.slots[slot.name] = slot
             if self.error is None:
                 self._queue.extend(ops)
         if any(op.is_call for op in ops):
@@ -114,8 +131,8 @@ class Core:
             dropped = [op for op in (self._current, *self._queue) if op is not None]
             self._queue.clear()
             for op in dropped:
-                if op.slot is not None:
-                    op.slot.error = error
+                for slot in op.slots:
+                    slot.error = error
                 if isinstance(op.node, ForkPoint):
                     _fail_children(op.node.children, error)
             self.run.failed(self)
@@ -150,6 +167,9 @@ class Core:
                 await self._gen(op, op.node)
             case Select():
                 await self._select(op, op.node)
+            case ToolGen():
+                assert op.tools is not None
+                await op.tools.run(self, op)
             case ForkPoint():
                 self._fork(op, op.node.children)
             case _:
@@ -232,14 +252,54 @@ class Core:
         results = await self._caller.all(calls, entries, on_text)
         tokenizer, wants = self.run.tokenizer, op.logprobs is not None
         metas = [gen_meta(r, tokenizer, logprobs=wants, with_text=op.with_text) for r in results]
-        texts = [r.text for r in results]
-        first = results[0]
-        kept = first.token_ids[: first.kept_ids]
-        many = node.n > 1
-        self._finish(op, kept, first.text, first.kept_text,
-                     (texts, metas) if many else (texts[0], metas[0]))  # fmt: skip
+        value, captured = values(node.meaning, results, slot.name)
+        meta = metas if node.n > 1 else metas[0]
+        self._finish_generated(op, results[0], [value, *captured.values()], meta)
+
+    def _finish_generated(
+        self, op: Op, result: GenerateResult, values: list[Any], meta: Any
+    ) -> None:
+        kept = result.token_ids[: result.kept_ids]
+        self._finish(op, kept, result.text, result.kept_text, values, meta)
+
+    async def turn(self, op: Op, turn: Turn, number: int) -> GenerateResult:
+        """One of the model's turns in a gen with tools; its text goes into the prompt."""
+        assert isinstance(op.node, ToolGen) and op.slot is not None
+        ids = self._sync(op.where)
+        if turn.lead:
+            with self.run.signal.lock:
+                self.prompt.add_generated(turn.lead, turn.lead_text, "")
+                self.update_feed()
+                ids = list(self.prompt.ids)
+
+        def on_text(text: str) -> None:
+            with self.run.signal.lock:
+                if self.error is None:
+                    self.feed.append(text)
+            self.run.signal.chunk()
+
+        call = Call(
+            input_ids=ids,
+            params=turn.params,
+            logprobs=op.logprobs,
+            priority=self.run.defaults.priority,
+            timeout_s=op.node.gen.timeout_s,
+            choice=number,  # turns draw with seeds of their own
+            chat=isinstance(self.prompt, ChatPrompt),
+            stream=self.run.streams,
+        )
+        (result,) = await self._caller.all([call], [self._add_call("gen", op.slot.name)], on_text)
+        kept = result.token_ids[: result.kept_ids]
+        with self.run.signal.lock:
+            if self.error is None:
+                self.prompt.add_generated(kept, result.text, result.kept_text)
+                self.update_feed()
+        return result
 
     async def _select(self, op: Op, node: Select) -> None:
+        if node.grammar is not None:
+            await self._select_by_grammar(op, node)
+            return
         assert op.slot is not None
         encode = self.run.tokenizer.encode
         ids = self._sync(op.where)
@@ -274,19 +334,41 @@ class Core:
             decision = node.method(known, unconditional)
             index = decision.index
             meta |= decision.meta
-        self._finish(op, options[index], node.options[index], "", (node.options[index], meta))
+        self._finish(op, options[index], node.options[index], "", [node.options[index]], meta)
+
+    async def _select_by_grammar(self, op: Op, node: Select) -> None:
+        """One call that can only say one of the options."""
+        assert op.slot is not None and op.params is not None
+        call = Call(
+            input_ids=self._sync(op.where),
+            params=op.params,
+            priority=self.run.defaults.priority,
+            timeout_s=node.timeout_s,
+            chat=isinstance(self.prompt, ChatPrompt),
+        )
+        results = await self._caller.all([call], [self._add_call("select", op.slot.name)])
+        value, _ = values(OneOption(node.options), results, op.slot.name)
+        meta = gen_meta(results[0], self.run.tokenizer, logprobs=False, with_text=False)
+        meta["choices_method"] = "grammar"
+        self._finish_generated(op, results[0], [value], meta)
 
     def _finish(
-        self, op: Op, ids: Sequence[int], text: str, kept_text: str, value: tuple[object, object]
+        self,
+        op: Op,
+        ids: Sequence[int],
+        text: str,
+        kept_text: str,
+        values: Sequence[Any],
+        meta: Any,
     ) -> None:
-        """The call is over: its text goes into the prompt, (value, meta) to its slot."""
-        assert op.slot is not None
+        """The call is over: its text goes into the prompt, the values to its slots."""
         with self.run.signal.lock:
             if self.error is not None:
                 return  # cancelled meanwhile
             self.prompt.add_generated(ids, text, kept_text)
             self.update_feed()
-            op.slot.finish(*value)
+            for slot, value in zip(op.slots, values, strict=True):
+                slot.finish(value, meta)
         self.run.signal.changed()
 
     # -- forks --------------------------------------------------------------------------------

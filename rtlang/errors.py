@@ -9,15 +9,33 @@ RtlangError
 │   ├── PromptTooLong           longer than the context or the KV pool (``limit``)
 │   ├── ChatTemplateError       no template, or the template raised
 │   ├── DuplicateRequestId      the id belongs to a request that still runs
+│   ├── GrammarError            a constraint is wrong (``GrammarSpec``, or compiling it)
+│   │   ├── InvalidJson             a schema's text is not JSON
+│   │   ├── InvalidSchema           no JSON schema (``pointer``, ``keyword``)
+│   │   ├── UnsupportedKeyword      a part of a schema that cannot be enforced (``pointer``,
+│   │   │                           ``keyword``, ``reason``)
+│   │   ├── InvalidRegex            (``pos``: the index of the character)
+│   │   ├── InvalidEbnf             (``line``, ``column``, from 1)
+│   │   ├── GrammarTooLarge         beyond a limit (``limit`` names it)
+│   │   ├── GrammarUnsatisfiable    no text at all matches it
+│   │   ├── GrammarTimeout          compiling it took too long
+│   │   └── ConflictingConstraints  two of them, or one beside an option that breaks it
 │   └── Unsupported             a backend cannot do what was asked (``param`` names it)
 ├── EngineError                 a request, or the engine, failed while running
 │   ├── NumericalError          NaN or +inf in this request's logits
+│   ├── GrammarBusy             no constraint can be compiled at the moment
+│   ├── GrammarDeadEnd          its constraint lets no token follow
+│   ├── GrammarDesync           a sampled token and its constraint disagree: a bug of ours
+│   ├── GrammarTooSlow          its constraint takes too long for each token
 │   ├── RequestAborted          somebody aborted it
 │   ├── DeadlineExceeded        its timeout passed (``text`` holds what was generated)
 │   ├── EngineBusy              the operation needs an idle engine
 │   ├── EngineClosed            the engine was closed by its owner
 │   └── SchedulerDied           the scheduler's thread or process is gone
 └── ProgramError                an rtlang program is wrong, raised at the line that is
+    ├── TruncatedOutput         a typed value was cut by a limit (``text`` holds what there is)
+    ├── ToolError               a tool raised (chained), or the model called an unknown one
+    ├── ToolLoopLimit           the model called tools more often than it may (``limit``)
     ├── UnknownVariable         reading a name that no call will ever set (a KeyError too)
     └── ForkErrors              what failed in the branches of a fork (an ExceptionGroup)
 """
@@ -30,14 +48,27 @@ from typing import Any, ClassVar
 __all__ = [
     "ChatTemplateError",
     "ConfigError",
+    "ConflictingConstraints",
     "DeadlineExceeded",
     "DuplicateRequestId",
     "EngineBusy",
     "EngineClosed",
     "EngineError",
     "ForkErrors",
+    "GrammarBusy",
+    "GrammarDeadEnd",
+    "GrammarDesync",
+    "GrammarError",
+    "GrammarTimeout",
+    "GrammarTooLarge",
+    "GrammarTooSlow",
+    "GrammarUnsatisfiable",
+    "InvalidEbnf",
+    "InvalidJson",
     "InvalidParameter",
     "InvalidPrompt",
+    "InvalidRegex",
+    "InvalidSchema",
     "ModelLoadError",
     "NumericalError",
     "ProgramError",
@@ -46,8 +77,12 @@ __all__ = [
     "RequestError",
     "RtlangError",
     "SchedulerDied",
+    "ToolError",
+    "ToolLoopLimit",
+    "TruncatedOutput",
     "UnknownVariable",
     "Unsupported",
+    "UnsupportedKeyword",
     "from_wire",
 ]
 
@@ -114,12 +149,68 @@ class Unsupported(RequestError):
     code = "unsupported"
 
 
+class GrammarError(RequestError):
+    code = "grammar_error"
+
+
+class InvalidJson(GrammarError):
+    code = "invalid_json"
+
+
+class InvalidSchema(GrammarError):
+    code = "invalid_schema"
+
+
+class UnsupportedKeyword(GrammarError):
+    code = "unsupported_keyword"
+
+
+class InvalidRegex(GrammarError):
+    code = "invalid_regex"
+
+
+class InvalidEbnf(GrammarError):
+    code = "invalid_ebnf"
+
+
+class GrammarTooLarge(GrammarError):
+    code = "grammar_too_large"
+
+
+class GrammarUnsatisfiable(GrammarError):
+    code = "grammar_unsatisfiable"
+
+
+class GrammarTimeout(GrammarError):
+    code = "grammar_timeout"
+
+
+class ConflictingConstraints(GrammarError):
+    code = "conflicting_constraints"
+
+
 class EngineError(RtlangError, RuntimeError):
     code = "engine_error"
 
 
 class NumericalError(EngineError):
     code = "numerical_error"
+
+
+class GrammarBusy(EngineError):
+    code = "grammar_busy"
+
+
+class GrammarDeadEnd(EngineError):
+    code = "grammar_dead_end"
+
+
+class GrammarDesync(EngineError):
+    code = "grammar_desync"
+
+
+class GrammarTooSlow(EngineError):
+    code = "grammar_too_slow"
 
 
 class RequestAborted(EngineError):
@@ -144,6 +235,18 @@ class SchedulerDied(EngineError):
 
 class ProgramError(RtlangError):
     code = "program_error"
+
+
+class TruncatedOutput(ProgramError):
+    code = "truncated_output"
+
+
+class ToolError(ProgramError):
+    code = "tool_error"
+
+
+class ToolLoopLimit(ProgramError):
+    code = "tool_loop_limit"
 
 
 class UnknownVariable(ProgramError, KeyError):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rtlang.choices import ChoicesMethod
+from rtlang.grammar.spec import GrammarSpec
+from rtlang.outcome import Meaning
+
+if TYPE_CHECKING:  # loaded by who has tools
+    from rtlang.tools import Tools
 
 
 class Expr:
@@ -34,13 +39,23 @@ class Gen(Expr):
     """``sampling`` and ``logprobs`` hold only what was given: it replaces ``run()``'s value.
 
     ``sampling`` has ``SamplingParams``' names, ``logprobs`` those of ``defaults.LOGPROB_NAMES``.
+    ``meaning``: what its text says; None: the text is the value.
     """
 
     name: str | None
     sampling: Mapping[str, Any]
     logprobs: Mapping[str, Any]
     n: int = 1
+    meaning: Meaning | None = None
     timeout_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolGen(Expr):
+    """Turns of ``gen``, with the results of the tools that they call between."""
+
+    gen: Gen
+    tools: Tools
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +66,7 @@ class Select(Expr):
     temperature: float = 0.0  # above 0: draw, with probabilities p ** (1 / temperature)
     seed: int | None = None
     probs: bool = False
+    grammar: GrammarSpec | None = None  # one call under this constraint instead of scores
     timeout_s: float | None = None
 
 
@@ -100,6 +116,8 @@ def as_expr(value: Any) -> Expr:
     hint = ""
     if isinstance(value, list):
         hint = "; pick one item (a variable of gen(n=...) or of a join is a list)"
+    elif isinstance(value, int | float):
+        hint = "; a typed variable is no text: str(...) makes one of it"
     elif value is None:
         hint = "; did a function forget to return its expression?"
     raise TypeError(f"a program takes text and expressions, not {type(value).__name__}{hint}")

@@ -25,6 +25,7 @@ def gen_meta(
         "cached_tokens": usage.cached_tokens,
         "computed_tokens": usage.computed_tokens,
         "completion_tokens": usage.completion_tokens,
+        "forced_tokens": usage.forced_tokens,
         "token_ids": list(result.token_ids),
     }
     if logprobs:

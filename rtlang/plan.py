@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from rtlang.backends.base import Capabilities
 from rtlang.errors import ProgramError, Unsupported
@@ -17,12 +18,16 @@ from rtlang.ir import (
     Select,
     SetVar,
     Text,
+    ToolGen,
     flatten,
 )
 from rtlang.run import Run
 from rtlang.runtime.messages import LogprobOptions
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.where import Where
+
+if TYPE_CHECKING:  # loaded by who has tools
+    from rtlang.tool_loop import ToolLoop
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -53,14 +58,20 @@ class Op:
     node: Expr
     where: Where
     slot: Slot | None = None  # of the variable that it sets
-    params: SamplingParams | None = None  # of a Gen
+    captures: tuple[Slot, ...] = ()  # of those that it sets beside
+    params: SamplingParams | None = None  # of a Gen, and of a Select by grammar
     logprobs: LogprobOptions | None = None
     with_text: bool = False  # token texts in the meta info
     seed: int | None = None  # of a Select that draws
+    tools: ToolLoop | None = None  # of a ToolGen
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.captures if self.slot is None else (self.slot, *self.captures)
 
     @property
     def is_call(self) -> bool:
-        return isinstance(self.node, Gen | Select)
+        return isinstance(self.node, Gen | Select | ToolGen)
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,6 +113,8 @@ class Outline:
                 return self._plan_gen(node, run, where)
             case Select():
                 return self._plan_select(node, run, where)
+            case ToolGen():
+                return self._plan_tools(node, run, where)
             case RoleBegin():
                 self._begin_role(node.role)
             case RoleEnd():
@@ -118,7 +131,7 @@ class Outline:
 
     def _plan_gen(self, node: Gen, run: Run, where: Where) -> Op:
         self._check_place("gen")
-        _check_capable(node, run)
+        _check_capable((*node.sampling, *run.defaults.sampling), run)
         own = dict(node.sampling)
         own.setdefault("sampling_seed", run.derive_seed(self.path, self.num_calls))
         self.num_calls += 1
@@ -127,14 +140,28 @@ class Outline:
             node,
             where,
             self._slot(node.name),
+            tuple(Slot(name) for name in node.meaning.names) if node.meaning else (),
             params=run.defaults.sampling_params(own),
             logprobs=logprobs,
             with_text=with_text,
         )
 
+    def _plan_tools(self, node: ToolGen, run: Run, where: Where) -> Op:
+        if self.mode == "chat" and self.role not in (None, "assistant"):
+            raise ProgramError(f"gen(tools=...) in a {self.role} turn: the assistant calls tools")
+        if node.tools.choice != "none":
+            _check_capable(("grammar",), run)
+        op = self._plan_gen(node.gen, run, where)
+        assert op.params is not None
+        loop = node.tools.planned(op.params, run.tokenizer, chat=self.mode == "chat")
+        return dataclasses.replace(op, node=node, tools=loop)
+
     def _plan_select(self, node: Select, run: Run, where: Where) -> Op:
         self._check_place("select")
-        if not run.backend.capabilities.score:
+        if node.grammar is not None:
+            given = {"grammar"} | ({"jump_forward"} & run.defaults.sampling.keys())
+            _check_capable(given, run)
+        elif not run.backend.capabilities.score:
             raise Unsupported(
                 "this backend gives no log-probabilities to select by", param="select"
             )
@@ -142,7 +169,8 @@ class Outline:
         if seed is None and node.temperature > 0:
             seed = run.derive_seed(self.path, self.num_calls)
         self.num_calls += 1
-        return Op(node, where, self._slot(node.name), seed=seed)
+        params = None if node.grammar is None else _grammar_params(node, seed, run)
+        return Op(node, where, self._slot(node.name), params=params, seed=seed)
 
     def _slot(self, name: str | None) -> Slot:
         if name is None:
@@ -174,9 +202,24 @@ class Outline:
         self.role = None
 
 
-def _check_capable(node: Gen, run: Run) -> None:
+def _grammar_params(node: Select, seed: int | None, run: Run) -> SamplingParams:
+    """Like a select by scores it does as it is told: ``run()``'s options for texts are not its."""
+    return SamplingParams(
+        max_new_tokens=None,
+        temperature=node.temperature,
+        sampling_seed=seed,
+        grammar=node.grammar,
+        top_p=1.0,
+        top_k=-1,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        jump_forward=run.defaults.sampling.get("jump_forward"),
+    )
+
+
+def _check_capable(names: Iterable[str], run: Run) -> None:
     capabilities: Capabilities = run.backend.capabilities
-    for name in (*node.sampling, *run.defaults.sampling):
+    for name in names:
         if name not in capabilities.sampling:
             backend = type(run.backend).__name__
             raise Unsupported(f"{backend} does not support {name}", param=name)

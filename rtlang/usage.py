@@ -35,6 +35,11 @@ class CallUsage:
     def completion_tokens(self) -> int:
         return self.tokens.completion_tokens if self.tokens else 0
 
+    @property
+    def forced_tokens(self) -> int:
+        """Completion tokens that a constraint left no choice about, so that none was sampled."""
+        return self.tokens.forced_tokens if self.tokens else 0
+
 
 class ProgramUsage:
     """The sum over ``calls``, which are in the order in which the requests were sent."""
@@ -46,6 +51,7 @@ class ProgramUsage:
         self.cached_tokens = total.cached_tokens
         self.computed_tokens = total.computed_tokens
         self.completion_tokens = total.completion_tokens
+        self.forced_tokens = total.forced_tokens
 
     def of_kind(self, kind: str) -> list[CallUsage]:
         return [call for call in self.calls if call.kind == kind]
@@ -54,5 +60,5 @@ class ProgramUsage:
         return (
             f"ProgramUsage(calls={len(self.calls)}, prompt_tokens={self.prompt_tokens}, "
             f"cached_tokens={self.cached_tokens}, computed_tokens={self.computed_tokens}, "
-            f"completion_tokens={self.completion_tokens})"
+            f"completion_tokens={self.completion_tokens}, forced_tokens={self.forced_tokens})"
         )

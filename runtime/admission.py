@@ -59,6 +59,10 @@ def check_params(params: SamplingParams, info: ModelInfo, *, has_tokenizer: bool
     check_against_vocab(params, info.vocab_size)
     if (params.stop or params.stop_regex) and not has_tokenizer:
         raise Unsupported("stop strings need a tokenizer, and this model has none", param="stop")
+    if params.grammar is not None and not has_tokenizer:
+        raise Unsupported(
+            "a constraint needs a tokenizer, and this model has none", param="grammar"
+        )
     for pattern in params.stop_regex:
         compile_stop_regex(pattern)
 

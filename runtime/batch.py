@@ -45,6 +45,7 @@ class Batch:
     num_decode: int  # the first so many rows are decode rows
     sample_rows: Int32s  # [num_samples], batch indices of rows that get a next token, ascending
     pool: ReqToTokenPool  # the host's row tables; read only for the executor
+    masked: list[int] = dataclasses.field(default_factory=list)  # samples under a constraint
 
     @property
     def num_tokens(self) -> int:

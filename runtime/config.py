@@ -74,6 +74,12 @@ class EngineConfig:
     radix_eviction_policy: str = _field("lru", "lru | lfu | slru")
     fork_hold_fraction: float = _field(0.5, "share of the pool that announced forks may lock")
     fork_hold_s: float = _field(60.0, "seconds an announced prefix stays locked for its branches")
+    grammar_backend: str = _field(
+        "auto", "auto (llguidance for what xgrammar cannot do, if installed) | xgrammar"
+    )
+    grammar_cache_mib: int = _field(256, "memory for compiled constraints")
+    grammar_timeout_s: float = _field(10.0, "seconds after which compiling a constraint fails")
+    jump_forward: str = _field("off", "off | canonical: text that a constraint forces is appended")
     random_seed: int | None = _field(None, "for the seeds of requests that give none")
     scheduler_process: bool | None = _field(
         None, "run the scheduler in its own process; none: on a GPU, for a model by name"
@@ -92,9 +98,11 @@ class EngineConfig:
         _choice(self, "tp_size", (1,))
         _choice(self, "trust_remote_code", (False,))
         _choice(self, "quantization", (None, "fp8"))
+        _choice(self, "grammar_backend", ("auto", "xgrammar"))
+        _choice(self, "jump_forward", ("off", "canonical"))
         positive = ("context_length", "max_running_requests", "max_total_tokens",
                     "chunked_prefill_size", "max_queued_requests",
-                    "cuda_graph_max_tokens")  # fmt: skip
+                    "cuda_graph_max_tokens", "grammar_cache_mib")  # fmt: skip
         for name in positive:
             value = getattr(self, name)
             optional = type(self).__dataclass_fields__[name].default is None
@@ -104,6 +112,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0.0 < value <= 1.0:
                 raise ConfigError(f"{name} must be in (0, 1], got {value!r}")
+        if not self.grammar_timeout_s > 0:
+            raise ConfigError(f"grammar_timeout_s must be above 0, got {self.grammar_timeout_s!r}")
 
     def resolve(self, device: str) -> EngineConfig:
         """With ``device`` ("cpu" or "cuda") for "auto", and that device's defaults for what was

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from rtlang.runtime.batch import ForwardMode
+from rtlang.runtime.messages import Usage
+
 
 @dataclasses.dataclass(slots=True)
 class Counters:
@@ -29,3 +32,19 @@ class Counters:
     num_decode_steps: int = 0
     num_mixed_steps: int = 0
     peak_running: int = 0
+
+    def count_step(self, mode: ForwardMode, num_running: int) -> None:
+        self.num_extend_steps += mode is ForwardMode.EXTEND
+        self.num_decode_steps += mode is ForwardMode.DECODE
+        self.num_mixed_steps += mode is ForwardMode.MIXED
+        self.peak_running = max(self.peak_running, num_running)
+
+    def count_end(self, usage: Usage, *, failed: bool) -> None:
+        self.num_finished += not failed
+        self.num_failed += failed
+        self.prompt_tokens += usage.cached_tokens + usage.computed_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.computed_tokens += usage.computed_tokens
+        self.recomputed_tokens += usage.recomputed_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.forced_tokens += usage.forced_tokens

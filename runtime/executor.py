@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from rtlang.grammar.vocab import Bitmask
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.mem.rows import ReqToTokenPool
@@ -30,6 +32,12 @@ class ModelInfo:
 class Step(Protocol):
     """A step that was launched."""
 
+    def sample(self) -> None:
+        """Sample; only for a batch with ``masked`` samples, once ``Executor.bitmask`` says for
+        each of them what may follow. Called before ``read``, and before any later step is
+        launched."""
+        ...
+
     def read(self) -> BatchResult:
         """Its result; waits for it. Called once, before the result of any later step."""
         ...
@@ -41,8 +49,26 @@ class DoneStep:
 
     result: BatchResult
 
+    def sample(self) -> None:
+        raise AssertionError("nothing waits for a mask")
+
     def read(self) -> BatchResult:
         return self.result
+
+
+class MaskedStep:
+    """A step that waits for masks."""
+
+    def __init__(self, sample: Callable[[], Step]) -> None:
+        self._sample = sample
+        self._sampled: Step | None = None
+
+    def sample(self) -> None:
+        self._sampled = self._sample()
+
+    def read(self) -> BatchResult:
+        assert self._sampled is not None, "sample first"
+        return self._sampled.read()
 
 
 class Executor(Protocol):
@@ -57,14 +83,21 @@ class Executor(Protocol):
         ...
 
     @property
+    def bitmask(self) -> Bitmask:
+        """[max rows, ceil(vocab_size / 32)]: row j is for sample j of a batch with masked samples,
+        written between its launch and ``sample``; others' rows are not read."""
+        ...
+
+    @property
     def overlaps(self) -> bool:
         """Whether ``launch`` returns before the step is computed, so that planning the next step
         meanwhile is worth the step more that a request then runs after its unforeseen end."""
         ...
 
     def launch(self, batch: Batch) -> Step:
-        """Forward the batch, store its KV, sample. Reads the batch's tables; writes there only
-        the sampled ids, if it reads them from there in the next step.
+        """Forward the batch, store its KV, sample (with masked samples: when told to). Reads the
+        batch's tables; writes there only the sampled ids, if it reads them from there in the next
+        step.
 
         The batch may hold rows whose last token is that of a step not read yet. A row that cannot
         be sampled is reported in ``errors``; an exception loses the batch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rtlang.kernels.attention.torch_native import TorchAttention
 from rtlang.kernels.ops import TorchOps
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import DoneStep
+from rtlang.runtime.executor import DoneStep, MaskedStep, Step
 from rtlang.runtime.forward_batch import make_forward_batch
 from rtlang.runtime.layers.decoder import Pass
 from rtlang.runtime.loading import load_model, make_info
@@ -51,31 +52,35 @@ class ModelRunner:
     def init_pools(self, num_slots: int, pool: ReqToTokenPool) -> None:
         self._kv = TokenToKVPool(self._spec, num_slots, self._dtype)
         self._sampler = Sampler(pool, self._spec.vocab_size)
+        self.bitmask = np.zeros((pool.num_rows, -(-self._spec.vocab_size // 32)), np.int32)
 
     overlaps = False
 
-    def launch(self, batch: Batch) -> DoneStep:
-        result = self.execute(batch)
-        samples = batch.sample_rows
-        batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
-        return DoneStep(result)
-
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> BatchResult:
+    def launch(self, batch: Batch) -> Step:
         assert self._kv is not None and self._sampler is not None, "init_pools first"
         forward = make_forward_batch(batch)
         self._backend.plan(forward.attention)
         step = Pass(forward.out_slots, self._kv, self._backend)
         hidden = self._model.hidden(forward.input_ids, forward.positions, step)
         sampled = torch.from_numpy(forward.last_tokens[batch.sample_rows].astype(np.int64))
+        logits = None
         if len(sampled):
             logits = self._model.logits(hidden if len(sampled) == len(hidden) else hidden[sampled])
-            result = self._sampler.sample(logits, batch)
-        else:
-            result = BatchResult(np.zeros(0, np.int32))
+        sample = functools.partial(self._sample, batch, hidden, logits)
+        return MaskedStep(sample) if batch.masked else sample()
+
+    @torch.inference_mode()
+    def _sample(self, batch: Batch, hidden: torch.Tensor, logits: torch.Tensor | None) -> DoneStep:
+        assert self._sampler is not None
+        result = BatchResult(np.zeros(0, np.int32))
+        if logits is not None:
+            result = self._sampler.sample(logits, batch, self.bitmask)
         for i in batch.logprob_rows():
             result.prompt_logprobs[i] = self._prompt_logprobs(batch, i, hidden)
-        return result
+        samples = batch.sample_rows
+        batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
+        return DoneStep(result)
 
     def _prompt_logprobs(self, batch: Batch, i: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
         """Of the positions that row ``i`` made known in this step and that its request wants."""

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from array import array
 
+from rtlang.grammar.matcher import Matcher
 from rtlang.runtime.batch import NEVER
 from rtlang.runtime.mem.radix_cache import TreeNode
 from rtlang.runtime.messages import FinishReason, LogprobOptions, TokenLogprobs, Usage
@@ -16,6 +17,7 @@ from rtlang.runtime.stops import StopChecker
 class ReqState(enum.Enum):
     """Each request is in exactly one; ``scheduler.counts()`` reports how many are in each."""
 
+    COMPILING = "compiling"  # its constraint is being compiled; in no queue, holds nothing
     WAITING = "waiting"  # in the queue; holds nothing
     PREFILL = "prefill"  # has a row, its prompt is being computed
     RUNNING = "running"  # has a row, decodes
@@ -47,6 +49,9 @@ class Req:
     announce: int = 0
     stop_ids: frozenset[int] = frozenset()  # EOS (unless ignored) and stop_token_ids
     stops: StopChecker | None = None
+    matcher: Matcher | None = None  # of its constraint; has accepted exactly the output tokens
+    jumps: bool = False  # text that the constraint forces is appended, not sampled
+    num_slow_fills: int = 0  # masks in a row that took too long
 
     state: ReqState = ReqState.WAITING
     row: int = -1
@@ -76,6 +81,21 @@ class Req:
     @property
     def extend_len(self) -> int:
         return len(self.ids) - self.computed_len
+
+    def finish_after(self, token: int) -> FinishReason | None:
+        """Why the request ends with ``token``, its last one, if it does. Precedence: EOS or stop
+        token, stop string, length. Raises ``EngineError``: a stop regex takes too long."""
+        if token in self.stop_ids:
+            own = token in self.params.stop_token_ids
+            return FinishReason("stop", token, "token" if own else "eos")
+        if self.stops is not None:
+            matched = self.stops.match_token(token, self.output_len)
+            if matched is not None:
+                return matched
+        if len(self.ids) >= self.limit_len:
+            own = self.output_len == self.params.max_new_tokens
+            return FinishReason("length", None, "max_new_tokens" if own else "context")
+        return None
 
     def want_prompt_logprobs(self, start_len: int) -> None:
         """Report prompt log-probabilities from ``start_len`` on; the first token has none."""

@@ -9,7 +9,8 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from rtlang.errors import InvalidParameter, Unsupported
+from rtlang.errors import ConflictingConstraints, InvalidParameter, Unsupported
+from rtlang.grammar.spec import GrammarSpec
 
 MAX_STOPS = 32
 MAX_STOP_LEN = 1024
@@ -22,11 +23,10 @@ GREEDY_BELOW = 1e-5
 NOT_BUILT = {
     "beam_width": "beam search is not built",
     "custom_params": "custom logit processors are not built",
-    "json_schema": "constrained generation is not built yet",
-    "regex": "constrained generation is not built yet",
-    "ebnf": "constrained generation is not built yet",
-    "structural_tag": "constrained generation is not built yet",
 }
+#: Each makes a ``grammar``, under the name that ``GrammarSpec`` has for it.
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "choice", "structural_tag")
+JUMP_FORWARD = ("off", "canonical")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stream_interval: int = 1  # tokens between two chunks of a stream
     logit_bias: dict[int, float] | None = None  # token id -> [-100, 100]
     sampling_seed: int | None = None  # any int64; None: drawn at admission
+    grammar: GrammarSpec | None = None  # what the text must be; ``parse`` takes it by its kind too
+    jump_forward: str | None = None  # off | canonical: forced text is not sampled; None: engine's
 
     def __post_init__(self) -> None:
         _check_ints(self)
@@ -66,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check_bias(self.logit_bias)
             # A copy of our own: the caller may go on changing his.
             msgspec.structs.force_setattr(self, "logit_bias", dict(self.logit_bias))
+        _check_grammar(self)
 
     @property
     def greedy(self) -> bool:
@@ -81,7 +84,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def parse(cls, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-        """From a mapping with SGLang's names (a null means "not given", but for the length).
+        """From a mapping with SGLang's names (a null means "not given", but for the length), and
+        ``choice``; ``grammar`` may be a mapping as ``GrammarSpec.of`` takes it.
 
         Raises ``Unsupported`` for what is not built, ``InvalidParameter`` for an unknown name.
         """
@@ -96,10 +100,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if name in NOT_BUILT:
                 if value is not None:
                     raise Unsupported(f"{name}: {NOT_BUILT[name]}", param=name)
-            elif name not in cls.__struct_fields__:
+            elif name not in cls.__struct_fields__ and name not in _CONSTRAINTS:
                 raise InvalidParameter(f"unknown sampling parameter {name!r}", param=name)
             elif value is not None or name == "max_new_tokens":
                 kwargs[name] = _coerce(name, value)
+        _join_constraints(kwargs)
         return cls(**kwargs)
 
 
@@ -137,6 +142,8 @@ def _coerce(name: str, value: Any) -> Any:
         if len(bias) < len(value):
             raise _bad(name, "names a token id twice")
         return bias
+    if name == "grammar" and isinstance(value, Mapping):
+        return GrammarSpec.of(value)
     return value
 
 
@@ -225,6 +232,26 @@ def _check_stops(p: SamplingParams) -> None:
     ids = p.stop_token_ids
     if not isinstance(ids, tuple) or any(not is_int(i) or i < 0 for i in ids):
         raise _bad("stop_token_ids", f"must be token ids, got {ids!r}")
+
+
+def _join_constraints(kwargs: dict[str, Any]) -> None:
+    """One given by its kind becomes the ``grammar``."""
+    constraints = {name: kwargs.pop(name) for name in _CONSTRAINTS if name in kwargs}
+    if constraints and "grammar" in kwargs:
+        raise ConflictingConstraints(f"grammar beside {' and '.join(constraints)}")
+    if constraints:
+        kwargs["grammar"] = GrammarSpec.of(constraints)
+
+
+def _check_grammar(p: SamplingParams) -> None:
+    if p.jump_forward is not None and p.jump_forward not in JUMP_FORWARD:
+        raise _bad("jump_forward", f"must be off or canonical, got {p.jump_forward!r}")
+    if p.grammar is None:
+        return
+    if not isinstance(p.grammar, GrammarSpec):
+        raise _bad("grammar", f"must be a GrammarSpec, got {type(p.grammar).__name__}")
+    if p.ignore_eos:
+        raise ConflictingConstraints("a constraint says where a text ends; ignore_eos cannot")
 
 
 def _check_bias(bias: dict[int, float]) -> None:

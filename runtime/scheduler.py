@@ -8,22 +8,24 @@ in ``_end``; what it holds is released when no launched step has it any more.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from rtlang.errors import EngineError
+from rtlang.errors import EngineError, GrammarDesync, RtlangError
+from rtlang.grammar.matcher import Matcher
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.counters import Counters
+from rtlang.runtime.deadlines import Deadlines
 from rtlang.runtime.forks import ForkHolds
 from rtlang.runtime.mem.kv_manager import KVManager
 from rtlang.runtime.mem.radix_cache import RadixCache
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.mem.slots import SlotAllocator
-from rtlang.runtime.messages import Failed, FinishReason, Output
+from rtlang.runtime.messages import FinishReason, TokenLogprobs
 from rtlang.runtime.outbox import Outbox
 from rtlang.runtime.policy import order_waiting
 from rtlang.runtime.req import Req, ReqState
@@ -49,8 +51,10 @@ class Scheduler:
         num_slots: int,
         width: int,
         clock: Callable[[], float] = time.monotonic,
+        jump: Callable[[Req], list[int]] = lambda req: [],
     ) -> None:
-        """``num_slots``: size of the KV pool in tokens; ``width``: longest sequence in tokens."""
+        """``num_slots``: size of the KV pool in tokens; ``width``: longest sequence in tokens;
+        ``jump``: the tokens that a request's constraint forces next."""
         self.config = config = config.resolve("cpu")
         self.clock = clock
         assert config.max_running_requests is not None and config.chunked_prefill_size is not None
@@ -68,11 +72,13 @@ class Scheduler:
         self.holds = ForkHolds(self.cache, max_held_len=held, hold_s=config.fork_hold_s)
         self.counters = Counters()
         self.outbox = Outbox()
+        self._jump = jump
+        self.compiling: list[Req] = []
         self.waiting: list[Req] = []
         self.prefilling: list[Req] = []
         self.running: list[Req] = []
         self._reqs: dict[tuple[bytes, str], Req] = {}
-        self._deadlines: list[tuple[float, int, Req]] = []
+        self._deadlines = Deadlines()
         self._now = clock()  # of the last commit
         self.num_inflight = 0  # steps planned and not committed
         self._preempted: list[Req] = []  # to be retracted before the next step is planned
@@ -98,6 +104,7 @@ class Scheduler:
         """Requests in each state (``finished`` ones are gone)."""
         retracted = sum(req.state is ReqState.RETRACTED for req in self.waiting)
         return {
+            "compiling": len(self.compiling),
             "waiting": len(self.waiting) - retracted,
             "retracted": retracted,
             "prefill": len(self.prefilling),
@@ -105,7 +112,8 @@ class Scheduler:
         }
 
     def add(self, req: Req) -> None:
-        """Queue a request; one that the queue has no room for fails at once."""
+        """Queue a request; one that the queue has no room for fails at once. One whose constraint
+        is being compiled (``ReqState.COMPILING``) is in no queue until ``compiled``."""
         key = (req.client, req.rid)
         assert key not in self._reqs, f"{req.rid} is running already"
         assert 0 < len(req.ids) <= self.limit_len, (len(req.ids), self.limit_len)
@@ -116,14 +124,22 @@ class Scheduler:
         req.usage.prompt_tokens = req.prompt_len
         self._reqs[key] = req
         limit = self.config.max_queued_requests
-        if limit is not None and len(self.waiting) >= limit:
+        if limit is not None and len(self.waiting) + len(self.compiling) >= limit:
             self._fail(req, "engine_busy", f"{limit} requests are waiting already")
             return
         if req.announce:
             self.holds.announce(req)
-        if req.deadline is not None:
-            heapq.heappush(self._deadlines, (req.deadline, req.arrival, req))
-        self.waiting.append(req)
+        self._deadlines.add(req)
+        (self.compiling if req.state is ReqState.COMPILING else self.waiting).append(req)
+
+    def compiled(self, req: Req, matcher: Matcher) -> None:
+        """The request's constraint is ready, if the request still wants it."""
+        if req.state is ReqState.COMPILING:
+            self.compiling.remove(req)
+            req.matcher, req.state = matcher, ReqState.WAITING
+            self.waiting.append(req)
+            if req.jumps:
+                self._append_forced(req)
 
     def abort(self, client: bytes, rid: str) -> None:
         """End a request now, wherever it is; unknown ids are ignored (it may have just ended)."""
@@ -148,7 +164,7 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When something must happen even if no message comes, on the scheduler's clock."""
-        times = [t for t in (self.holds.next_expiry(), self._first_deadline()) if t is not None]
+        times = [t for t in (self.holds.next_expiry(), self._deadlines.first()) if t is not None]
         return min(times, default=None)
 
     # -- planning ---------------------------------------------------------------------------
@@ -347,21 +363,16 @@ class Scheduler:
         mode = ForwardMode.DECODE if not chunks else ForwardMode.EXTEND
         if decode and chunks:
             mode = ForwardMode.MIXED
-        self._count_mode(mode)
+        self.counters.count_step(mode, len(self.running) + len(self.prefilling))
         seq_lens[:num_decode] = self.pool.lens[rows[:num_decode]]
         samples = np.array(sampled, np.int32)
+        masked = np.flatnonzero(self.pool.constrained[rows[samples]])
         self.pool.lens[rows[samples]] = seq_lens[samples] + 1
         self.num_inflight += 1
         for req in reqs:
             req.num_inflight += 1
-        return Batch(mode, reqs, rows, seq_lens, extend_lens, num_decode, samples, self.pool)
-
-    def _count_mode(self, mode: ForwardMode) -> None:
-        c = self.counters
-        c.num_extend_steps += mode is ForwardMode.EXTEND
-        c.num_decode_steps += mode is ForwardMode.DECODE
-        c.num_mixed_steps += mode is ForwardMode.MIXED
-        c.peak_running = max(c.peak_running, len(self.running) + len(self.prefilling))
+        tables = (rows, seq_lens, extend_lens, num_decode, samples, self.pool)
+        return Batch(mode, reqs, *tables, masked.tolist())
 
     # -- memory pressure --------------------------------------------------------------------
 
@@ -397,7 +408,7 @@ class Scheduler:
     def _retract(self, req: Req) -> None:
         """Take a request's memory away; it continues later as if nothing had happened."""
         if req.held_ids and req.hold_s > 0:
-            self._send_held(req)
+            self.outbox.send_held(req, self._now)
         self.kv.release(req)
         self._leave(req)
         req.state = ReqState.RETRACTED
@@ -432,18 +443,44 @@ class Scheduler:
             req = batch.reqs[i]
             if req.state is not ReqState.RUNNING:
                 continue  # ended or failed in this very step
-            req.ids.append(token)
-            try:
-                finish = self._finish_reason(req, token)
-            except EngineError as error:  # a stop regex that takes too long is its sender's
-                self._fail(req, error.code, error.message)
-                continue
-            if finish is not None:
-                self._end(req, finish=finish)
-            self._emit(req, [token], [logprobs[j]] if logprobs else None)
+            self._append(req, token, logprobs[j] if logprobs else None)
+            if req.jumps and req.state is ReqState.RUNNING:
+                self._append_forced(req)
         self._release_ended()
         if self.config.debug:
             self.check()
+
+    def _append(self, req: Req, token: int, logprob: TokenLogprobs | None) -> None:
+        """One more token: sampled, or forced by the request's constraint."""
+        req.ids.append(token)
+        try:
+            if req.matcher is not None and not req.matcher.accept(token):
+                raise GrammarDesync(f"token {token} at {req.output_len - 1} breaks the constraint")
+            finish = req.finish_after(token)
+        except EngineError as error:  # a stop regex that takes too long is its sender's, too
+            self._fail(req, error.code, error.message)
+            return
+        if finish is not None:
+            self._end(req, finish=finish)
+        self.outbox.emit(req, [token], [logprob], self._now)
+
+    def _append_forced(self, req: Req) -> None:
+        """What can only follow is computed like a prompt, and sampled is what comes after it."""
+        assert not req.num_inflight, req
+        start = len(req.ids)
+        for token in self._jump(req):
+            if req.state is ReqState.FINISHED:
+                break
+            req.usage.forced_tokens += 1
+            logprob = None if req.logprobs is None else TokenLogprobs(token, 0.0)
+            self._append(req, token, logprob)
+        if req.state is not ReqState.RUNNING:
+            return
+        self.kv.set_ids(req, start)
+        if len(req.ids) > start:
+            self._leave(req)
+            req.state = ReqState.PREFILL
+            self.prefilling.append(req)
 
     def _landed(self, batch: Batch) -> None:
         """The step is no longer in flight."""
@@ -476,60 +513,31 @@ class Scheduler:
             pass
         self.cache.evict(self.cache.evictable_len)
 
-    def _finish_reason(self, req: Req, token: int) -> FinishReason | None:
-        """Precedence: EOS or stop token, stop string, length."""
-        if token in req.stop_ids:
-            own = token in req.params.stop_token_ids
-            return FinishReason("stop", token, "token" if own else "eos")
-        if req.stops is not None:
-            matched = req.stops.match_token(token, req.output_len)
-            if matched is not None:
-                return matched
-        if len(req.ids) >= req.limit_len:
-            own = req.output_len == req.params.max_new_tokens
-            return FinishReason("length", None, "max_new_tokens" if own else "context")
-        return None
-
     def _prompt_done(self, req: Req) -> None:
         """All of the prompt is computed (or cached) and nothing is sampled: end it."""
         assert req.params.max_new_tokens == 0, req
         if req.announce:
             self.holds.computed(req, self.clock())
         self._end(req, finish=FinishReason("length", None, "max_new_tokens"))
-        self._emit(req, [], None)
+        self.outbox.emit(req, [], None, self._now)
 
     def _run(self, req: Req) -> None:
         req.state = ReqState.RUNNING
         self.running.append(req)
         self._rows_stale = True
 
-    def _emit(self, req: Req, ids: list[int], logprobs: list[object] | None) -> None:
-        req.held_ids += ids
-        if req.logprobs is not None and logprobs is not None:
-            req.held_logprobs += logprobs  # type: ignore[arg-type]
-        late = req.hold_s > 0 and self._now - req.sent_at >= req.hold_s
-        if req.finish is not None or late or len(req.held_ids) >= req.interval:
-            self._send_held(req)
+    def fail(self, req: Req, error: RtlangError) -> None:
+        """End a request with an error of its own, unless it has ended."""
+        if req.state is not ReqState.FINISHED:
+            self._fail(req, error.code, error.message, data=error.data)
 
-    def _send_held(self, req: Req) -> None:
-        usage = req.usage if req.finish is not None else None
-        output = Output(rid=req.rid, ids=req.held_ids, finish=req.finish, usage=usage)
-        req.held_ids, req.sent_at = [], self._now
-        if req.held_logprobs:
-            output.logprobs, req.held_logprobs = req.held_logprobs, []
-        if req.pending_prompt_logprobs:
-            output.prompt_logprobs = req.pending_prompt_logprobs
-            req.pending_prompt_logprobs = []
-        self.outbox.output(req.client, output)
-
-    def _fail(self, req: Req, code: str, message: str, *, publish: bool = True) -> None:
+    def _fail(
+        self, req: Req, code: str, message: str, *, data: Any = None, publish: bool = True
+    ) -> None:
         if req.announce:
             self.holds.lost(req)
-        if req.held_ids:
-            self._send_held(req)
         self._end(req, failed=True, publish=publish)
-        failed = Failed(req.rid, code, message, {}, req.usage)
-        self.outbox.failed(req.client, failed)
+        self.outbox.fail(req, code, message, data or {}, self._now)
 
     def _end(
         self,
@@ -541,7 +549,8 @@ class Scheduler:
     ) -> None:
         """The one way out: release, leave all queues, count."""
         assert req.state is not ReqState.FINISHED, req
-        if req.state is ReqState.WAITING and req.fork_id and not req.announce:
+        queued = req.state in (ReqState.WAITING, ReqState.COMPILING)
+        if queued and req.fork_id and not req.announce:
             self.holds.closed(req.client, req.fork_id)
         req.usage.completion_tokens = req.output_len
         if req.num_inflight:
@@ -551,14 +560,7 @@ class Scheduler:
         self._leave(req)
         req.state, req.finish = ReqState.FINISHED, finish
         del self._reqs[req.client, req.rid]
-        c, usage = self.counters, req.usage
-        c.num_finished += not failed
-        c.num_failed += failed
-        c.prompt_tokens += usage.cached_tokens + usage.computed_tokens
-        c.cached_tokens += usage.cached_tokens
-        c.computed_tokens += usage.computed_tokens
-        c.recomputed_tokens += usage.recomputed_tokens
-        c.completion_tokens += usage.completion_tokens
+        self.counters.count_end(req.usage, failed=failed)
 
     def _leave(self, req: Req) -> None:
         """Out of whichever list the request's state says."""
@@ -568,6 +570,8 @@ class Scheduler:
                 self._rows_stale = True
         elif req.state is ReqState.PREFILL:
             self.prefilling.remove(req)
+        elif req.state is ReqState.COMPILING:
+            self.compiling.remove(req)
         elif req in self.waiting:
             self.waiting.remove(req)
 
@@ -578,7 +582,8 @@ class Scheduler:
         self.kv.check()
         rows = {id(r) for r in [*self.running, *self.prefilling, *self._ending]}
         assert rows == {id(r) for r in self.kv.reqs}, "a row without a state that owns it"
-        assert len(self._reqs) == len(self.waiting) + len(self.prefilling) + len(self.running)
+        lists = (self.compiling, self.waiting, self.prefilling, self.running)
+        assert len(self._reqs) == sum(map(len, lists))
 
     def _running_rows(self) -> Int32s:
         if self._rows_stale:
@@ -586,15 +591,9 @@ class Scheduler:
             self._rows_stale = False
         return self._rows
 
-    def _first_deadline(self) -> float | None:
-        while self._deadlines and self._deadlines[0][2].state is ReqState.FINISHED:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
     def expire(self) -> None:
         """End what has passed its deadline, release what was held too long."""
         now = self.clock()
         self.holds.expire(now)
-        while (first := self._first_deadline()) is not None and first <= now:
-            req = heapq.heappop(self._deadlines)[2]
+        for req in self._deadlines.passed(now):
             self._fail(req, "deadline_exceeded", "the request's timeout passed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import random
 import secrets
+import socket
 import statistics
 import time
 import traceback
@@ -15,9 +17,13 @@ from typing import Any
 import torch
 import zmq
 
+from rtlang.grammar.service import GrammarService
+from rtlang.grammar.vocab import Vocab
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
 from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.constraints import Constraints
 from rtlang.runtime.executor import Executor, Step
+from rtlang.runtime.jump import forced_ids
 from rtlang.runtime.messages import (
     Abort,
     CloseBranches,
@@ -32,7 +38,7 @@ from rtlang.runtime.messages import (
     unpack_ids,
 )
 from rtlang.runtime.profiling import StepProfiler
-from rtlang.runtime.req import Req
+from rtlang.runtime.req import Req, ReqState
 from rtlang.runtime.scheduler import Scheduler
 from rtlang.runtime.stops import StopChecker
 from rtlang.runtime.tokenizer import Tokenizer
@@ -59,15 +65,22 @@ class Worker:
         self.tokenizer = tokenizer
         info = executor.info
         self.scheduler = Scheduler(
-            config, num_slots=info.max_total_tokens, width=info.context_length
+            config, num_slots=info.max_total_tokens, width=info.context_length, jump=self._jump
         )
         executor.init_pools(self.scheduler.allocator.tensor_len, self.scheduler.pool)
         seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
         self._seeds = random.Random(seed)
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._constraints = Constraints(self._make_grammar_service, self._wake_up)
         self._context = context
         self._inbox = context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         self._clients: dict[bytes, zmq.Socket[bytes]] = {}
         self._stopping = False
         overlap = config.enable_overlap
@@ -93,9 +106,41 @@ class Worker:
         finally:
             for client in list(self._clients):
                 self._send(client, Died(message))
-            for socket in [self._inbox, *self._clients.values()]:
-                socket.close(linger=500)
+            for each in [self._inbox, *self._clients.values()]:
+                each.close(linger=500)
+            self._constraints.close()
+            self._woken.close()
+            self._wake.close()
             self.executor.close()
+
+    def _make_grammar_service(self) -> GrammarService:
+        assert self.tokenizer is not None, "the client refuses constraints without a tokenizer"
+        config, info, tokenizer = self.config, self.executor.info, self.tokenizer
+
+        def vocab() -> Vocab:
+            return Vocab.build(
+                tokenizer.token_bytes,
+                info.vocab_size,
+                stop_ids=info.eos_ids,
+                special_ids=tokenizer.special_ids,
+            )
+
+        return GrammarService(
+            vocab,
+            backend=config.grammar_backend,
+            cache_bytes=config.grammar_cache_mib << 20,
+            budget_s=config.grammar_timeout_s,
+        )
+
+    def _wake_up(self) -> None:
+        """From any thread: something was compiled."""
+        # A full buffer wakes the loop too; a closed one has no loop to wake.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake.send(b"x")
+
+    def _jump(self, req: Req) -> list[int]:
+        assert self.tokenizer is not None
+        return forced_ids(req, self.tokenizer)
 
     def _receive(self) -> None:
         """Take all messages that are there; with nothing to do, sleep until one comes."""
@@ -104,8 +149,10 @@ class Worker:
             timeout = None
             if deadline is not None:
                 timeout = int(max(0.0, deadline - time.monotonic()) * 1000) + 1
-            if not self._inbox.poll(timeout):
+            if not self._poller.poll(timeout):
                 return
+        if self.scheduler.compiling:
+            self._take_compiled()
         while not self._stopping:
             try:
                 client, data = self._inbox.recv_multipart(zmq.NOBLOCK)
@@ -113,11 +160,24 @@ class Worker:
                 return
             self._handle(client, data)
 
+    def _take_compiled(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+        for found in self._constraints.ready():
+            if found.error is not None:
+                self.scheduler.fail(found.req, found.error)
+            elif found.matcher is not None:
+                self.scheduler.compiled(found.req, found.matcher)
+
     def _handle(self, client: bytes, data: bytes) -> None:
         message = decode_request(data)
         match message:
             case Generate():
-                self.scheduler.add(self._make_req(client, message))
+                req = self._make_req(client, message)
+                self.scheduler.add(req)
+                if req.state is ReqState.COMPILING:
+                    self._constraints.submit(req)
             case Abort():
                 self.scheduler.abort(client, message.rid)
             case CloseBranches():
@@ -125,10 +185,10 @@ class Worker:
             case Control():
                 self._control(client, message)
             case Hello():
-                socket = self._context.socket(zmq.PUSH)
-                socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-                socket.connect(message.endpoint)
-                self._clients[client] = socket
+                answers = self._context.socket(zmq.PUSH)
+                answers.setsockopt(zmq.SNDHWM, SEND_HWM)
+                answers.connect(message.endpoint)
+                self._clients[client] = answers
                 self._send(client, Reply(message.call_id, self._hello()))
 
     def _hello(self) -> dict[str, Any]:
@@ -164,6 +224,10 @@ class Worker:
             announce=message.announce,
             stop_ids=eos | frozenset(params.stop_token_ids),
         )
+        if params.grammar is not None and params.max_new_tokens != 0:
+            req.state = ReqState.COMPILING
+            mode = params.jump_forward or self.config.jump_forward
+            req.jumps = mode == "canonical"
         if message.timeout_s is not None:
             req.deadline = time.monotonic() + message.timeout_s
         if message.logprobs is not None and message.logprobs.start_len >= 0:
@@ -179,7 +243,7 @@ class Worker:
         value: Any = None
         error: tuple[str, str] | None = None
         if message.op == "stats":
-            value = {**stats(scheduler), **self.executor.stats()}
+            value = {**stats(scheduler), **self._constraints.stats(), **self.executor.stats()}
             spent = statistics.median(self._host_s) if self._host_s else 0.0
             value["host_us_per_decode_step"] = spent * 1e6
         elif message.op == "check":
@@ -223,6 +287,8 @@ class Worker:
         elif not self.scheduler.has_work:
             self.scheduler.expire()
         lost = not self._land()
+        if batch is not None and step is not None and batch.masked:
+            failure, step = self._mask(batch, step)
         if step is not None and self._profiler is not None:
             self._profiler.step()
         if batch is not None and step is not None:
@@ -237,6 +303,16 @@ class Worker:
             self._send(client, response)
         if batch is not None and batch.mode is ForwardMode.DECODE:
             self._host_s.append(time.perf_counter() - start - self._waited_s)
+
+    def _mask(self, batch: Batch, step: Step) -> tuple[Exception | None, Step | None]:
+        """Say what may be sampled while the step computes: the one before it has been read."""
+        for req, error in self._constraints.fill(batch, self.executor.bitmask):
+            self.scheduler.fail(req, error)
+        try:
+            step.sample()
+        except Exception as error:
+            return error, None
+        return None, step
 
     def _land(self) -> bool:
         """Read the step in flight, if there is one, and commit it. False: it could not be read."""
@@ -263,14 +339,14 @@ class Worker:
         self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
 
     def _send(self, client: bytes, response: Response) -> None:
-        socket = self._clients.get(client)
-        if socket is None:
+        answers = self._clients.get(client)
+        if answers is None:
             return
         try:
-            socket.send(encode(response), zmq.NOBLOCK)
+            answers.send(encode(response), zmq.NOBLOCK)
         except zmq.Again:
             logger.error("client %r does not read its answers; dropped", client)
-            socket.close(linger=0)
+            answers.close(linger=0)
             del self._clients[client]
             self.scheduler.drop_client(client)
 

@@ -6,10 +6,13 @@ import random
 from typing import Any
 
 import numpy as np
+import regex
 import torch
 from step_loop import StepLoop
 
+from rtlang.grammar.spec import GrammarSpec
 from rtlang.runtime.batch import Batch, ForwardMode
+from rtlang.runtime.engine import Engine
 from rtlang.testing.tiny import TinyModel
 
 
@@ -86,6 +89,35 @@ def check_features_do_not_depend_on_batch_mates(
         alone = loop.run([prompt], new, **seeded)[0]
         again = loop.run([prompt, given[0]], new, **seeded)[0]
         assert again == alone, kind
+
+
+def check_masks_reach_their_own_rows(model: TinyModel, **options: Any) -> None:
+    """Constrained rows equal the CPU's, and free ones those without neighbours: masked alone, with
+    penalties (the full chain), joining and leaving at different steps."""
+    bound: list[dict[str, Any]] = [
+        {"grammar": GrammarSpec.regex("[a-f]{2,9}"), "temperature": 1.0},
+        {"grammar": GrammarSpec.regex("(yes|no|maybe)"), "temperature": 0.0},
+        {"grammar": GrammarSpec.regex("[0-9]+z"), "temperature": 0.7, "frequency_penalty": 1.0},
+    ]
+    free: list[dict[str, Any]] = [
+        {"temperature": 1.0},
+        {"temperature": 0.0, "presence_penalty": 0.5},
+    ]
+    for given in ([*bound[:2], free[0]], [*bound, *free]):
+        loop, alone = StepLoop(model, **options), StepLoop(model, overlap=False, **options)
+        params = [{"sampling_seed": i, **p} for i, p in enumerate(given)]
+        texts = [[65 + i, 66, 67] for i in range(len(given))]
+        together = loop.run_each(texts, params, new=7)
+        lonely = [alone.run_each([t], [p], new=7)[0] for t, p in zip(texts, params, strict=True)]
+        assert together == lonely
+        for ids, p in zip(together, params, strict=True):
+            if "grammar" in p:
+                pattern = regex.compile(p["grammar"].source)
+                text = bytes(i for i in ids if i < 256).decode()
+                assert pattern.fullmatch(text, partial=len(ids) == 7), text
+    with Engine(model, device="cpu", disable_radix_cache=True) as engine:
+        cpu = engine.generate(texts, [{**p, "max_new_tokens": 7} for p in params])
+    assert [r.token_ids for r in cpu] == together
 
 
 def spread(largest: int) -> list[int]:

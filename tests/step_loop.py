@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 
+from rtlang.grammar.service import GrammarService
+from rtlang.grammar.translate import translate
+from rtlang.grammar.vocab import Vocab
+from rtlang.grammar.xgr_backend import XgrBackend
 from rtlang.runtime.batch import Batch
 from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.constraints import Constraints
 from rtlang.runtime.executor import Step
 from rtlang.runtime.gpu.runner import GpuRunner
 from rtlang.runtime.messages import Failed, Outputs
@@ -44,6 +49,16 @@ class StepLoop:
         )
         executor.init_pools(self.scheduler.allocator.tensor_len, self.scheduler.pool)
         self.overlap = overlap
+        tokenizer = model.tokenizer
+        self._backend = XgrBackend(
+            Vocab.build(
+                tokenizer.token_bytes,
+                executor.info.vocab_size,
+                stop_ids=executor.info.eos_ids,
+                special_ids=tokenizer.special_ids,
+            )
+        )
+        self.constraints = Constraints(self._no_service, lambda: None)
         self.inflight: tuple[Batch, Step] | None = None
         self.ids: dict[str, list[int]] = {}
         self.errors: dict[str, str] = {}
@@ -57,16 +72,19 @@ class StepLoop:
         **params: Any,
     ) -> list[list[int]]:
         """Generate for all at once. ``before`` and ``after`` are called around each launch."""
+        return self.run_each(prompts, [params] * len(prompts), new, before, after)
+
+    def run_each(
+        self,
+        prompts: list[list[int]],
+        params: list[dict[str, Any]],
+        new: int = 8,
+        before: Callable[[Batch], None] | None = None,
+        after: Callable[[Batch], None] | None = None,
+    ) -> list[list[int]]:
         names = [f"{len(self.ids) + i}" for i in range(len(prompts))]
-        sampling = {"temperature": 0.0, "max_new_tokens": new, **params}
-        for name, prompt in zip(names, prompts, strict=True):
-            self.ids[name] = []
-            resolved = SamplingParams(**sampling).resolve()
-            limit = min(len(prompt) + new, self.scheduler.limit_len)
-            ids = array("i", prompt)
-            seed = resolved.sampling_seed
-            seed = int(name) if seed is None else seed
-            self.scheduler.add(Req(name, b"c", ids, len(prompt), resolved, seed, limit))
+        for name, prompt, given in zip(names, prompts, params, strict=True):
+            self._add(name, prompt, {"temperature": 0.0, "max_new_tokens": new, **given})
         while self.scheduler.has_work or self.inflight is not None:
             batch = self.scheduler.next_batch() if self.scheduler.has_work else None
             step: Step | None = None
@@ -77,6 +95,9 @@ class StepLoop:
                 if after is not None:
                     after(batch)
             self._land()
+            if batch is not None and batch.masked and step is not None:
+                assert not self.constraints.fill(batch, self.runner.bitmask)
+                step.sample()
             if batch is not None and step is not None:
                 self.inflight = batch, step
                 if not self.overlap:
@@ -85,6 +106,21 @@ class StepLoop:
         self.scheduler.check()
         assert self.scheduler.kv.available_len == self.scheduler.allocator.total_len
         return [self.ids[name] for name in names]
+
+    def _add(self, name: str, prompt: list[int], params: dict[str, Any]) -> None:
+        self.ids[name] = []
+        resolved = SamplingParams(**params).resolve()
+        limit = min(len(prompt) + params["max_new_tokens"], self.scheduler.limit_len)
+        seed = resolved.sampling_seed
+        seed = int(name) if seed is None else seed
+        req = Req(name, b"c", array("i", prompt), len(prompt), resolved, seed, limit)
+        if resolved.grammar is not None:
+            req.matcher = self._backend.compile(translate(resolved.grammar)).matcher()
+            req.stop_ids = self.runner.info.eos_ids
+        self.scheduler.add(req)
+
+    def _no_service(self) -> GrammarService:
+        raise AssertionError("constraints are compiled here")
 
     def _land(self) -> None:
         if self.inflight is not None:

@@ -21,7 +21,12 @@ from rtlang.kernels.triton.sampling_filters import (
     cut_kernel,
     survey_kernel,
 )
-from rtlang.kernels.triton.sampling_process import count_kernel, edit_kernel, process_kernel
+from rtlang.kernels.triton.sampling_process import (
+    count_kernel,
+    edit_kernel,
+    mask_kernel,
+    process_kernel,
+)
 
 #: Values of ``out_status``.
 OK, NUMERICAL_ERROR, DEAD_END = 0, 1, 2
@@ -80,6 +85,25 @@ class SamplerTuning:
     history_block: int = 1024
     history_split: int = 8
     edit_block: int = 256
+
+
+def mask_logits(logits: torch.Tensor, flags: torch.Tensor, mask_bits: torch.Tensor) -> None:
+    """-inf, in place, for what a constraint forbids, in rows with MASKED.
+
+    logits     [B, vocab_size] any float, rows contiguous
+    flags      [B] i32
+    mask_bits  [B, ceil(vocab_size / 32)] i32, contiguous: token t is bit t % 32 of word t // 32
+    """
+    num_rows, vocab_size = logits.shape
+    check(flags, "flags", (num_rows,), torch.int32)
+    check(mask_bits, "mask_bits", (num_rows, triton.cdiv(vocab_size, 32)), torch.int32)
+    assert logits.stride(1) == 1 and mask_bits.is_contiguous()
+    block = 2048
+    mask_kernel[(num_rows, triton.cdiv(vocab_size, block))](
+        *(logits, logits.stride(0), mask_bits, mask_bits.stride(0), flags, vocab_size),
+        BLOCK=block,
+        num_warps=4,
+    )
 
 
 class TritonSampler:

@@ -144,6 +144,27 @@ def process_kernel(
     tl.store(block_arg + out, tl.min(tl.where(x == best, ids, 2147483647), axis=0))
 
 
+@triton.jit(do_not_specialize_on_alignment=UPLOADED)
+def mask_kernel(
+    logits,  # [B, vocab_size] any float, rows of ``row_stride``; changed in place
+    row_stride,
+    mask_bits,  # [B, mask_stride] i32, 0 bits are forbidden
+    mask_stride,
+    flags,  # [B] i32
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """-inf for what the mask of a MASKED row forbids; nothing is read of the logits."""
+    row = tl.program_id(0)
+    if tl.load(flags + row) & MASKED:
+        ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = ids < vocab_size
+        words = tl.load(mask_bits + row.to(tl.int64) * mask_stride + ids // 32, mask=inside)
+        forbidden = inside & (((words >> (ids % 32)) & 1) == 0)
+        minus = tl.full([BLOCK], float("-inf"), tl.float32).to(logits.dtype.element_ty)
+        tl.store(logits + row.to(tl.int64) * row_stride + ids, minus, mask=forbidden)
+
+
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=UPLOADED)
 def edit_kernel(
     count,  # [1] i32

@@ -11,6 +11,7 @@ from typing import Any
 from rtlang.cli.bench import add_bench, run_bench
 from rtlang.cli.chat import run_chat
 from rtlang.cli.generate import run_generate
+from rtlang.cli.grammar import add_grammar
 from rtlang.cli.run import run_file
 from rtlang.errors import RtlangError
 from rtlang.runtime.config import EngineConfig
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure")
     add_bench(bench)
     bench.set_defaults(command=run_bench)
+    add_grammar(commands.add_parser("grammar", help="check a constraint"))
     for command in (run, chat, generate, bench):
         add_engine_options(command)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from rtlang.errors import RtlangError
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import DoneStep, ModelInfo
+from rtlang.runtime.executor import DoneStep, MaskedStep, ModelInfo, Step
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.req import Req
@@ -50,7 +51,8 @@ class ScriptedModel:
 
     ``script``: answers in the order in which requests are first sampled; or by the end of the
     prompt (a mapping: the longest key that the prompt ends with); or a function of the prompt's
-    text. ``logits``: sample for real, from these. ``step_s``: how long every step takes.
+    text; where a constraint forbids its token, the lowest id that is allowed comes instead.
+    ``logits``: sample for real, from these. ``step_s``: how long every step takes.
     ``steps`` collects (mode, number of rows, number of tokens) of each step.
     """
 
@@ -97,14 +99,19 @@ class ScriptedExecutor:
     def init_pools(self, num_slots: int, pool: ReqToTokenPool) -> None:
         self._stored: npt.NDArray[np.int64] = np.full(num_slots, -1, np.int64)
         self._sampler = Sampler(pool, self.info.vocab_size)
+        self.bitmask = np.zeros((pool.num_rows, -(-self.info.vocab_size // 32)), np.int32)
 
     overlaps = False
 
-    def launch(self, batch: Batch) -> DoneStep:
+    def launch(self, batch: Batch) -> Step:
         if self._model.step_s:
             time.sleep(self._model.step_s)
         self._model.steps.append((batch.mode.value, len(batch.reqs), batch.num_tokens))
         self._store_and_check(batch)
+        sample = functools.partial(self._finish, batch)
+        return MaskedStep(sample) if batch.masked else sample()
+
+    def _finish(self, batch: Batch) -> DoneStep:
         result = self._sample(batch) if self._model.logits is not None else self._play(batch)
         for i in batch.logprob_rows():
             result.prompt_logprobs[i] = self._prompt_logprobs(batch, i)
@@ -141,9 +148,14 @@ class ScriptedExecutor:
             reply, since = self._replies[req]
             output_len = int(batch.seq_lens[i]) - req.prompt_len
             ids.append(self._next_token(reply, output_len))
+            if (j := len(ids) - 1) in batch.masked and not self._allows(j, ids[j]):
+                ids[j] = next(t for t in range(self.info.vocab_size) if self._allows(j, t))
             if reply.error is not None and time.monotonic() >= since + reply.delay_s:
                 errors[i] = (reply.error.code, reply.error.message)
         return BatchResult(np.array(ids, np.int32), None, {}, errors)
+
+    def _allows(self, sample: int, token: int) -> bool:
+        return bool(self.bitmask[sample, token // 32] >> (token % 32) & 1)
 
     def _next_token(self, reply: Reply, output_len: int) -> int:
         if reply.error is not None:
@@ -194,7 +206,7 @@ class ScriptedExecutor:
             self._logits_after(batch.pool.token_ids[batch.rows[i], : batch.seq_lens[i]].tolist())
             for i in batch.sample_rows
         ]
-        return self._sampler.sample(torch.stack(rows), batch)
+        return self._sampler.sample(torch.stack(rows), batch, self.bitmask)
 
     def _prompt_logprobs(self, batch: Batch, i: int) -> list[TokenLogprobs]:
         req = batch.reqs[i]

@@ -11,11 +11,13 @@ import torch
 import triton
 
 from rtlang.errors import ConfigError
+from rtlang.grammar.vocab import Bitmask
 from rtlang.kernels.attention.base import AttentionBackend, AttentionRows, DeviceRows
 from rtlang.kernels.ops import TorchOps
 from rtlang.kernels.triton.ops import TritonOps
 from rtlang.runtime.batch import Batch, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
+from rtlang.runtime.executor import MaskedStep, Step
 from rtlang.runtime.gpu.backends import choose_backends
 from rtlang.runtime.gpu.graphs import (
     GraphRunner,
@@ -26,7 +28,7 @@ from rtlang.runtime.gpu.graphs import (
     token_buckets,
 )
 from rtlang.runtime.gpu.memory import GRAPH_SHARE, Ledger, out_of_memory_is_explained
-from rtlang.runtime.gpu.sampler import DeviceSampler, SampledStep
+from rtlang.runtime.gpu.sampler import VARIANTS, DeviceSampler, SampledStep
 from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
 from rtlang.runtime.layers.decoder import Pass
 from rtlang.runtime.loading import load_model, make_info
@@ -190,20 +192,26 @@ class GpuRunner:
             found.append((("extend", n), functools.partial(self._extend, n)))
         for n in reversed(self._row_buckets):
             found.append((("decode", n), functools.partial(self._decode, n)))
-        for full, buckets in ((False, self._row_buckets), (True, self._full_buckets)):
-            for n in reversed(buckets):
-                sample = functools.partial(self._sample, n, full=full)
-                found.append((_sample_key(n, full=full), sample))
+        for variant in VARIANTS:
+            for n in reversed(self._sample_buckets(variant)):
+                sample = functools.partial(self._sample, n, variant)
+                found.append((_sample_key(n, variant), sample))
         return found
+
+    def _sample_buckets(self, variant: str) -> list[int]:
+        return self._full_buckets if variant == "full" else self._row_buckets
 
     # -- a step -----------------------------------------------------------------------------
 
+    @property
+    def bitmask(self) -> Bitmask:
+        return self._sampler.bitmask
+
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> SampledStep:
+    def launch(self, batch: Batch) -> Step:
         num_samples = len(batch.sample_rows)
-        full = num_samples > 0 and self._sampler.plan(batch)
-        buckets = self._full_buckets if full else self._row_buckets
-        sample_bucket = bucket_of(buckets, num_samples) or 0
+        variant = self._sampler.plan(batch) if num_samples else "plain"
+        sample_bucket = bucket_of(self._sample_buckets(variant), num_samples) or 0
         last = np.cumsum(batch.extend_lens, dtype=np.int32)[batch.sample_rows] - 1
         runs: Runs | None = None
         tokens = len(batch.rows)
@@ -236,21 +244,23 @@ class GpuRunner:
             else:
                 self.graphs.run(("extend", bucket), lambda: self._extend(bucket))
                 hidden = self._hidden
-        return self._finish(batch, hidden, sample_bucket, full=full)
+        finish = functools.partial(self._finish, batch, hidden, sample_bucket, variant)
+        return MaskedStep(finish) if batch.masked else finish()
 
-    def _finish(
-        self, batch: Batch, hidden: torch.Tensor, bucket: int, *, full: bool
-    ) -> SampledStep:
+    @torch.inference_mode()
+    def _finish(self, batch: Batch, hidden: torch.Tensor, bucket: int, variant: str) -> SampledStep:
+        if batch.masked:
+            self._sampler.upload_masks(batch)
         prompt_logprobs = self._prompt_logprobs(batch, hidden)
         n = len(batch.sample_rows)
         if not n:
             return SampledStep(batch, None, {}, prompt_logprobs, self._read_stream)
-        key = _sample_key(bucket, full=full)
         if self._sampler.oversized:
             self.graphs.fall_back("many logit edits")
-            self._sample(bucket, full=full)
+            self._sample(bucket, variant)
         else:
-            self.graphs.run(key, lambda: self._sample(bucket, full=full))
+            key = _sample_key(bucket, variant)
+            self.graphs.run(key, lambda: self._sample(bucket, variant))
         out = self._sampler.out[:, :n]
         logprobs = self._output_logprobs(batch, out[0])
         return SampledStep(batch, out, logprobs, prompt_logprobs, self._read_stream)
@@ -310,11 +320,11 @@ class GpuRunner:
             slots = slots.long()
         return self._model.hidden(ids, positions, Pass(slots, kv, backend), out)
 
-    def _sample(self, num_samples: int, *, full: bool) -> None:
+    def _sample(self, num_samples: int, variant: str) -> None:
         rows, hidden_rows = self.tables.sample_rows(num_samples)
         logits = self._logits[:num_samples]
         self._model.logits(self._hidden.index_select(0, hidden_rows), logits)
-        self._sampler.run(logits, rows, full=full)
+        self._sampler.run(logits, rows, variant)
 
     # -- log-probabilities ------------------------------------------------------------------
 
@@ -366,8 +376,8 @@ class GpuRunner:
         """Nothing to do: memory goes with the object."""
 
 
-def _sample_key(num_samples: int, *, full: bool) -> Key:
-    return "sample_full" if full else "sample", num_samples
+def _sample_key(num_samples: int, variant: str) -> Key:
+    return f"sample {variant}", num_samples
 
 
 def _device_only(rows: DeviceRows) -> AttentionRows:

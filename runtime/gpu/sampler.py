@@ -13,11 +13,13 @@ from rtlang.kernels.triton.sampling import (
     DEAD_END,
     FILTERED,
     GREEDY,
+    MASKED,
     NUMERICAL_ERROR,
     PENALISED,
     Edits,
     SampleRows,
     TritonSampler,
+    mask_logits,
 )
 from rtlang.runtime.batch import Batch, BatchResult, Int32s
 from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, DeviceTables
@@ -26,6 +28,9 @@ from rtlang.runtime.sampling.row_params import RowParams
 
 #: Logit biases and held-back stop ids of one step that a captured graph has room for.
 MAX_EDITS = 1 << 15
+
+#: "plain": temperature and a draw; "masked": also a constraint's mask; "full": everything.
+VARIANTS = ("plain", "masked", "full")
 
 _FIELD = {f.name: i for i, f in enumerate(dataclasses.fields(SampleRows))}
 _MESSAGES = {
@@ -49,30 +54,38 @@ class DeviceSampler:
         self._packed = np.zeros((SAMPLE_FIELDS, tables.pool.num_rows), np.int32)
         self._versions = np.zeros(tables.pool.num_rows, np.int64)
         self._sampler = TritonSampler(max_samples, vocab_size, device)
-        self._mask_bits = torch.zeros(
-            (max_samples, -(-vocab_size // 32)), dtype=torch.int32, device=device
-        )
+        words = (max_samples, -(-vocab_size // 32))
+        self._mask_bits = torch.zeros(words, dtype=torch.int32, device=device)
+        # Written by the host while the step computes; its copy is over before the next one's.
+        pinned = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._pinned_bits, self.bitmask = pinned, pinned.numpy()
         self._edits = torch.zeros(1 + 3 * MAX_EDITS, dtype=torch.int32, device=device)
         self._has_edits = False
         self._large: torch.Tensor | None = None  # more edits than the captured buffer holds
         self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
 
-    def plan(self, batch: Batch) -> bool:
-        """Refresh the rows' parameters; True if any row wants more than temperature and a draw
-        (the ``full`` variant)."""
+    def plan(self, batch: Batch) -> str:
+        """Refresh the rows' parameters; returns which of ``VARIANTS`` serves them all."""
         rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
         params = self.params
         for row in params.refresh([batch.reqs[i] for i in batch.sample_rows], rows.tolist()):
             self._pack(row)
         output_lens = seq_lens - batch.pool.prompt_lens[rows]
         held = output_lens < params.min_new_tokens[rows]
+        held &= ~batch.pool.constrained[rows]  # their masks see to it
         edited = params.biased[rows] | held
         if edited.any():
             self._upload_edits(np.flatnonzero(edited).tolist(), rows, held)
         elif self._has_edits:
             self._edits[:1].zero_()
             self._has_edits, self._large = False, None
-        return bool((params.filtered[rows] | params.penalised[rows] | edited).any())
+        if (params.filtered[rows] | params.penalised[rows] | edited).any():
+            return "full"
+        # Masking writes over the logits, of which log-probabilities are reported.
+        if not batch.masked:
+            return "plain"
+        plain = all(batch.reqs[batch.sample_rows[j]].logprobs is None for j in batch.masked)
+        return "masked" if plain else "full"
 
     @property
     def oversized(self) -> bool:
@@ -91,6 +104,7 @@ class DeviceSampler:
         fields[:, :n] = self._packed[:, rows]
         fields[:, n:] = 0
         fields[_FIELD["flags"], n:] = GREEDY
+        fields[_FIELD["flags"], batch.masked] |= int(MASKED)
         fields[_FIELD["row"], :n], fields[_FIELD["row"], n:] = rows, self._tables.pad_row
         fields[_FIELD["seq_len"], :n] = seq_lens
         fields[_FIELD["prompt_len"], :n] = prompt_lens
@@ -149,12 +163,19 @@ class DeviceSampler:
         self._edits[1:].view(3, MAX_EDITS)[:, :count].copy_(on_device)
         self._edits[:1].fill_(count)
 
-    def run(self, logits: torch.Tensor, rows: SampleRows, *, full: bool) -> None:
-        """Launch the chain for [num_samples, vocab_size] logits; capturable."""
+    def upload_masks(self, batch: Batch) -> None:
+        n = max(batch.masked) + 1
+        self._mask_bits[:n].copy_(self._pinned_bits[:n], non_blocking=True)
+
+    def run(self, logits: torch.Tensor, rows: SampleRows, variant: str) -> None:
+        """Launch the chain for [num_samples, vocab_size] logits; capturable. The variant "masked"
+        overwrites them."""
         n = logits.shape[0]
         edits = None
         mask_bits = None
-        if full:
+        if variant == "masked":
+            mask_logits(logits, rows.flags, self._mask_bits[:n])
+        if variant == "full":
             packed = self._edits if self._large is None else self._large
             sample, token, value = packed[1:].view(3, -1).unbind(0)
             edits = Edits(packed[:1], sample, token, value.view(torch.float32))
@@ -166,7 +187,7 @@ class DeviceSampler:
             token_ids,
             self.out[0, :n],
             self.out[1, :n],
-            full=full,
+            full=variant == "full",
             mask_bits=mask_bits,
             edits=edits,
         )
@@ -198,6 +219,9 @@ class SampledStep:
         if stream is not None:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
+
+    def sample(self) -> None:
+        raise AssertionError("nothing waits for a mask")
 
     def read(self) -> BatchResult:
         if self._event is None or self._stream is None:

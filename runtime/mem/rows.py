@@ -14,6 +14,7 @@ class ReqToTokenPool:
     lens       [num_rows] int32: tokens known in the row (prompt and generated)
     prompt_lens  [num_rows] int32
     limit_lens   [num_rows] int32: ``lens`` never exceeds it
+    constrained  [num_rows] bool: what is sampled for it must match a grammar
     dirty_from   [num_rows] int32: the first token whose id or slot a mirror has not seen yet;
                  the mirror moves it on. What decode steps add is not marked: a mirror learns
                  of those from the steps themselves.
@@ -30,6 +31,7 @@ class ReqToTokenPool:
         self.lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.prompt_lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self.limit_lens: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.constrained: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.dirty_from: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self._free = list(range(num_rows - 1, -1, -1))
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rtlang.grammar.vocab import Bitmask
 from rtlang.runtime.batch import Batch, BatchResult, Int32s
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
@@ -37,12 +38,13 @@ class Sampler:
         self._hash = TokenHash(vocab_size)
 
     def sample(
-        self, logits: torch.Tensor, batch: Batch, mask_bits: torch.Tensor | None = None
+        self, logits: torch.Tensor, batch: Batch, bitmask: Bitmask | None = None
     ) -> BatchResult:
         """One token for each of ``batch.sample_rows``.
 
-        logits     [num_samples, vocab_size], any float dtype; not changed
-        mask_bits  [num_samples, ceil(vocab_size / 32)] int32, 0 bits are forbidden
+        logits   [num_samples, vocab_size], any float dtype; not changed
+        bitmask  [>= num_samples, ceil(vocab_size / 32)] int32, of which the rows
+                 ``batch.masked`` are read: 0 bits are forbidden
         A row with NaN, +inf or nothing finite is reported in ``errors`` and gets id 0.
         """
         indices = batch.sample_rows.tolist()
@@ -54,7 +56,11 @@ class Sampler:
         table: Float32s = raw.cpu().numpy()
         seq_lens = batch.seq_lens[batch.sample_rows]
         output_lens = seq_lens - self._pool.prompt_lens[rows]
-        allowed = None if mask_bits is None else unpack_mask(mask_bits, self._vocab_size)
+        allowed: dict[int, Bools] = {}
+        if batch.masked:
+            assert bitmask is not None
+            unpacked = unpack_mask(torch.from_numpy(bitmask[batch.masked]), self._vocab_size)
+            allowed = dict(zip(batch.masked, unpacked, strict=True))
         scores = self._process(table, rows, seq_lens, output_lens, allowed)
         next_ids = scores.argmax(axis=1).astype(np.int32)  # the lowest id among equals
         # numpy's argmax stops at a NaN, so ``best`` shows every bad row.
@@ -62,7 +68,7 @@ class Sampler:
         good = np.isfinite(best)
         next_ids[~good] = 0
         errors = {
-            indices[j]: self._error(best[j], table[j], masked=allowed is not None)
+            indices[j]: self._error(best[j], table[j], masked=j in allowed)
             for j in np.flatnonzero(~good).tolist()
         }
         for j in np.flatnonzero(good & ~self._params.greedy[rows]).tolist():
@@ -75,14 +81,14 @@ class Sampler:
         rows: Int32s,
         seq_lens: Int32s,
         output_lens: Int32s,
-        allowed: Bools | None,
+        allowed: dict[int, Bools],
     ) -> Float32s:
         """Penalties, bias, minimum length, mask; ``raw`` itself where no row asks for any."""
         params = self._params
         penalised = np.flatnonzero(params.penalised[rows])
         biased = np.flatnonzero(params.biased[rows]).tolist()
         held = np.flatnonzero(output_lens < params.min_new_tokens[rows]).tolist()
-        if not (len(penalised) or biased or held) and allowed is None:
+        if not (len(penalised) or biased or held or allowed):
             return raw
         scores = raw.copy(order="C")
         if len(penalised):
@@ -94,10 +100,10 @@ class Sampler:
             scores[j, token_ids] += np.array(values, np.float32)
         for j in held:
             stop_ids = params.stop_ids[int(rows[j])]
-            if allowed is None or _leaves_others(allowed[j], stop_ids):
+            if j not in allowed or _leaves_others(allowed[j], stop_ids):
                 scores[j, stop_ids] = -np.inf
-        if allowed is not None:
-            scores[~allowed] = -np.inf
+        for j, mask in allowed.items():
+            scores[j, ~mask] = -np.inf
         return scores
 
     def _error(self, best: np.float32, raw: Float32s, *, masked: bool) -> tuple[str, str]:

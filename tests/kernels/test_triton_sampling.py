@@ -110,7 +110,8 @@ class Bench:
         batch = Batch(
             ForwardMode.DECODE, self.reqs, rows, lens, ones, n, samples.astype(np.int32), self.pool
         )
-        result = self.cpu.sample(logits, batch, mask_bits)
+        batch.masked = [] if mask_bits is None else list(range(n))
+        result = self.cpu.sample(logits, batch, None if mask_bits is None else mask_bits.numpy())
         errors = result.errors
         statuses = [STATUS_OF[errors[j][0]] if j in errors else OK for j in range(n)]
         return result.next_ids.tolist(), statuses

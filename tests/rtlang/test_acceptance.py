@@ -5,6 +5,7 @@ Byte tokenizer (one byte, one token, no BOS), page size 1, an empty cache, ample
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -15,7 +16,14 @@ import pytest
 from conftest import MakeEngine
 
 import rtlang as rt
-from rtlang.errors import DeadlineExceeded, EngineError, ForkErrors, UnknownVariable
+from rtlang.errors import (
+    DeadlineExceeded,
+    EngineError,
+    ForkErrors,
+    ProgramError,
+    TruncatedOutput,
+    UnknownVariable,
+)
 from rtlang.runtime.engine import Engine
 from rtlang.testing import Reply, ScriptedModel
 
@@ -395,6 +403,73 @@ def test_program_9_the_winner_is_cached_for_what_follows(make_engine: MakeEngine
     run = program.run(backend=engine)
     assert run["answer"] == "yes"
     assert run.usage.of_kind("gen")[0].computed_tokens <= 2
+
+
+# -- 10 typed output ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class City:
+    name: str
+    population: int
+    capital: bool
+
+
+CITY_TEXT = '{"name": "O\'Neil\u2013\\"x\\"", "population": 12, "capital": true}'
+
+
+def contrary(tokens: list[int]) -> Mapping[int, float]:
+    """Likes most what cannot come at its place, and next to that what ``CITY_TEXT`` has."""
+    text = CITY_TEXT.encode()
+    said = len(tokens) - 10
+    wanted = text[said] if said < len(text) else 256
+    in_the_name = 10 <= said <= text.index(b'", "pop')
+    illegal = b"\xff\x00" if in_the_name else b"]x#\xff\x00"
+    return {wanted: 5.0, **dict.fromkeys(illegal, 9.0)}
+
+
+def run_city(engine: Engine, **options: Any) -> rt.ProgramState:
+    @rt.function
+    def program(s: rt.ProgramState) -> None:
+        s += "Q" * 10
+        s += rt.gen("city", type=City, whitespace=1, **options)
+
+    return program.run(backend=engine, temperature=0, max_new_tokens=200)
+
+
+def test_program_10_a_typed_value_and_one_compilation(make_engine: MakeEngine) -> None:
+    engine = make_engine(ScriptedModel([CITY_TEXT] * 100))
+
+    @rt.function
+    def program(s: rt.ProgramState) -> City:
+        s += "Q" + rt.gen("city", type=City, max_tokens=200)
+        city: City = s["city"]
+        return city
+
+    for run in program.run_batch([{}] * 100, backend=engine):
+        city = run.value
+        assert city == City(name='O\'Neil\u2013"x"', population=12, capital=True)
+        assert type(city) is City
+    assert engine.stats()["grammar_compiles"] == 1
+
+
+def test_program_10_an_engine_that_prefers_what_is_illegal(make_engine: MakeEngine) -> None:
+    engine = make_engine(ScriptedModel(logits=contrary))
+    run = run_city(engine)
+    assert run["city"] == City(name='O\'Neil\u2013"x"', population=12, capital=True)
+    assert_counts_are_the_engines(run, engine)
+
+
+def test_program_10_a_value_that_is_cut(make_engine: MakeEngine) -> None:
+    engine = make_engine(ScriptedModel([CITY_TEXT]))
+    with pytest.raises(TruncatedOutput) as raised:
+        run_city(engine, max_tokens=5)
+    assert raised.value.text == CITY_TEXT[:5] and raised.value.name == "city"
+
+
+def test_program_10_a_type_without_a_constraint_is_refused_at_its_line() -> None:
+    with pytest.raises(ProgramError, match="set"):
+        rt.gen("x", type=set)
 
 
 # -- 12 deadline and cancel ---------------------------------------------------------------------

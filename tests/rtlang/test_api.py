@@ -15,16 +15,6 @@ from rtlang.runtime.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(
-    "name", ["regex", "json_schema", "dtype", "ebnf", "type", "structural_tag"]
-)
-def test_what_is_not_built_is_refused_by_name(name: str) -> None:
-    arguments: dict[str, Any] = {name: "x"}
-    with pytest.raises(Unsupported, match=name) as raised:
-        rt.gen("x", **arguments)
-    assert raised.value.param == name
-
-
-@pytest.mark.parametrize(
     "arguments",
     [
         {"max_tokens": 0},

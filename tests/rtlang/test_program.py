@@ -95,8 +95,8 @@ def test_an_option_that_is_also_a_parameter_is_ambiguous() -> None:
 def test_wrong_options_raise_at_run() -> None:
     with pytest.raises(InvalidParameter, match="temperature"):
         answer.run("q", temperature=-1, backend=FakeBackend())
-    with pytest.raises(Unsupported, match="regex"):
-        answer.run("q", regex="a+", backend=FakeBackend())
+    with pytest.raises(Unsupported, match="beam_width"):
+        answer.run("q", beam_width=2, backend=FakeBackend())
     with pytest.raises(InvalidParameter, match="seed"):
         answer.run_batch([("q",)], seed=2**64, backend=FakeBackend())
 

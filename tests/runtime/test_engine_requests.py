@@ -159,7 +159,7 @@ def test_a_process_that_does_not_start_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["beam_width", "custom_params", "regex", "json_schema"])
+@pytest.mark.parametrize("name", ["beam_width", "custom_params"])
 def test_what_is_not_built_is_refused_by_name(make_engine: MakeEngine, name: str) -> None:
     with pytest.raises(Unsupported, match=name):
         make_engine(fast_model()).generate("x", {name: "1"})

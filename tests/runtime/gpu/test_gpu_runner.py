@@ -146,3 +146,7 @@ def test_more_logit_edits_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPa
     assert loop.run(given, 4, **params) == plain
     assert loop.runner.graphs.fallbacks["many logit edits"] > 0
     assert loop.run(given, 4) == StepLoop(ONE_LAYER, **SMALL).run(given, 4)  # and none again
+
+
+def test_masks_reach_their_own_rows_whatever_else_the_batch_samples() -> None:
+    graph_cases.check_masks_reach_their_own_rows(ONE_LAYER, **SMALL)

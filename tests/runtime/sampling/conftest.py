@@ -79,7 +79,10 @@ class Rows:
             sample_rows=np.arange(count, dtype=np.int32),
             pool=self.pool,
         )
-        return self.sampler.sample(logits, batch, mask_bits)
+        if mask_bits is None:
+            return self.sampler.sample(logits, batch)
+        batch.masked = list(range(count))
+        return self.sampler.sample(logits, batch, mask_bits.numpy())
 
     def one(self, logits: torch.Tensor, req: Req, mask_bits: torch.Tensor | None = None) -> int:
         """The next token of one request alone; logits [vocab_size]."""

@@ -1,0 +1,133 @@
+"""Constraints of running requests: compiled beside the loop, turned into masks while it computes.
+
+The scheduler's loop owns it. Compiles run in ``GrammarService``'s threads, whose callbacks only
+put into a queue and wake the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from rtlang.errors import GrammarDeadEnd, GrammarTooSlow, RtlangError
+from rtlang.grammar.matcher import BATCH_FROM, Compiled, Matcher, fill_batch
+from rtlang.grammar.service import GrammarService, ServiceStats
+from rtlang.grammar.vocab import Bitmask
+from rtlang.runtime.batch import Batch
+from rtlang.runtime.req import Req, ReqState
+
+#: Seconds for one request's mask; so many in a row above it end the request.
+MAX_FILL_S, MAX_SLOW_FILLS = 0.05, 3
+
+Failure = tuple[Req, RtlangError]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """A compile that is over: a matcher, or why there is none."""
+
+    req: Req
+    matcher: Matcher | None
+    error: RtlangError | None = None
+
+
+class Constraints:
+    def __init__(
+        self, make_service: Callable[[], GrammarService], wake: Callable[[], None]
+    ) -> None:
+        """``make_service``: called for the first constraint; ``wake``: from any thread, when
+        ``ready`` has something new."""
+        self._make_service, self._wake = make_service, wake
+        self._service: GrammarService | None = None
+        self._ready: queue.SimpleQueue[tuple[Req, Future[Compiled]]] = queue.SimpleQueue()
+        self._time_each = 0  # masks filled one by one for so many steps: one of them was slow
+
+    def submit(self, req: Req) -> None:
+        """Compile the request's constraint; ``ready`` tells of it."""
+        assert req.params.grammar is not None
+        if self._service is None:
+            self._service = self._make_service()
+        future = self._service.submit(req.params.grammar)
+        future.add_done_callback(lambda done: self._done(req, done))
+
+    def _done(self, req: Req, future: Future[Compiled]) -> None:
+        self._ready.put((req, future))
+        self._wake()
+
+    def ready(self) -> list[Ready]:
+        """What was compiled, or failed to, since the last call."""
+        found = []
+        while not self._ready.empty():
+            req, future = self._ready.get()
+            error = future.exception()
+            if error is None:
+                found.append(Ready(req, future.result().matcher()))
+            else:
+                assert isinstance(error, RtlangError), error
+                found.append(Ready(req, None, error))
+        return found
+
+    def fill(self, batch: Batch, bitmask: Bitmask) -> list[Failure]:
+        """Write row j of ``bitmask`` for each sample j that is under a constraint; returns the
+        requests that cannot go on. Rows of requests that have ended allow everything."""
+        filled: list[int] = []
+        reqs: list[Req] = []
+        for j in batch.masked:
+            req = batch.reqs[batch.sample_rows[j]]
+            if req.state is ReqState.FINISHED:
+                bitmask[j] = -1
+                continue
+            assert req.matcher is not None and req.matcher.num_accepted == req.output_len, req
+            filled.append(j)
+            reqs.append(req)
+        failures = self._fill(reqs, bitmask, filled)
+        for req, j in zip(reqs, filled, strict=True):
+            words = bitmask[j]
+            if not words.any():
+                failures.append((req, GrammarDeadEnd("the constraint allows no token")))
+                words[:] = -1
+            elif req.output_len < req.params.min_new_tokens:
+                _hold_back(words, req)
+        return failures
+
+    def _fill(self, reqs: Sequence[Req], bitmask: Bitmask, rows: Sequence[int]) -> list[Failure]:
+        matchers = [req.matcher for req in reqs if req.matcher is not None]
+        if len(reqs) >= BATCH_FROM and not self._time_each:
+            start = time.perf_counter()
+            fill_batch(matchers, bitmask, rows)
+            if time.perf_counter() - start > MAX_FILL_S:
+                self._time_each = MAX_SLOW_FILLS  # find out whose it is
+            return []
+        self._time_each = max(self._time_each - 1, 0)
+        failures: list[Failure] = []
+        for req, matcher, row in zip(reqs, matchers, rows, strict=True):
+            start = time.perf_counter()
+            matcher.fill(bitmask, row)
+            slow = time.perf_counter() - start > MAX_FILL_S
+            req.num_slow_fills = req.num_slow_fills + 1 if slow else 0
+            if req.num_slow_fills >= MAX_SLOW_FILLS:
+                message = f"{MAX_SLOW_FILLS} masks in a row took over {MAX_FILL_S * 1000:.0f} ms"
+                failures.append((req, GrammarTooSlow(message)))
+        return failures
+
+    def stats(self) -> dict[str, int | float]:
+        found = ServiceStats() if self._service is None else self._service.stats()
+        return {f"grammar_{name}": value for name, value in dataclasses.asdict(found).items()}
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+
+def _hold_back(words: Bitmask, req: Req) -> None:
+    """The minimum length: no stop id yet, unless nothing else may follow."""
+    assert req.matcher is not None
+    stops = req.matcher.vocab.row_of(req.stop_ids)
+    others = words & ~stops
+    if np.any(others):
+        words[:] = others
