@@ -13,7 +13,7 @@ from rtlang.grammar.ir_walk import derived, fold, reachable
 
 #: Most characters, ranges and operators of a grammar. The matcher counts repetitions, so that a
 #: large count costs no more than a small one.
-MAX_SIZE = 200_000
+MAX_SIZE = 300_000
 
 
 class Prepared(Grammar):

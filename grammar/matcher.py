@@ -92,11 +92,11 @@ class Matcher:
         vocab = self.vocab
         if not 0 <= token_id < vocab.vocab_size or not vocab.token_bytes[token_id]:
             return False
-        return not (self._is_half and vocab.ends_surrogate(token_id))
+        return not (self.is_half and vocab.ends_surrogate(token_id))
 
     @property
-    def _is_half(self) -> bool:
-        """Engines take surrogates for characters; no text has them."""
+    def is_half(self) -> bool:
+        """Whether the last token may have begun a surrogate, which engines take for a character."""
         return bool(self._ids) and self._ids[-1] in self.vocab.half_ids
 
     def replay(self, ids: Iterable[int]) -> None:
@@ -138,12 +138,8 @@ class Matcher:
             words[:] = self.vocab.stop_row
             return
         self.native.fill(bitmask, row)
-        self.restrict(words)
-
-    def restrict(self, words: Bitmask) -> None:
-        """Take out of a row what only the engine allows."""
-        words &= self.vocab.open_row
-        if self._is_half:
+        words &= self.vocab.open_row  # engines allow more than there is
+        if self.is_half:
             words &= self.vocab.whole_row
 
     def only_stops(self) -> bool:
@@ -167,7 +163,7 @@ class Matcher:
 
 
 def fill_batch(matchers: Sequence[Matcher], bitmask: Bitmask, rows: Sequence[int]) -> None:
-    """``matchers[i].fill(bitmask, rows[i])`` for all, of one vocabulary; the rows are distinct."""
+    """``matchers[i].fill(bitmask, rows[i])`` for all, of one vocabulary; the rows ascend."""
     assert len(matchers) == len(rows)
     by_engine: dict[type[Native], list[int]] = {}
     for at, matcher in enumerate(matchers):
@@ -179,8 +175,14 @@ def fill_batch(matchers: Sequence[Matcher], bitmask: Bitmask, rows: Sequence[int
         filled = [rows[at] for at in group]
         natives = [matchers[at].native for at in group]
         natives[0].fill_many(natives, matchers[0].checked(bitmask), filled)
+        vocab = matchers[0].vocab
+        if len(filled) == filled[-1] - filled[0] + 1:  # a view, without copies
+            bitmask[filled[0] : filled[-1] + 1] &= vocab.open_row
+        else:
+            bitmask[filled] &= vocab.open_row
         for at in group:
-            matchers[at].restrict(bitmask[rows[at]])
+            if matchers[at].is_half:
+                bitmask[rows[at]] &= vocab.whole_row
 
 
 def accepts(compiled: Compiled, data: bytes) -> bool:

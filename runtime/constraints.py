@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -45,6 +47,7 @@ class Constraints:
         self._make_service, self._wake = make_service, wake
         self._service: GrammarService | None = None
         self._ready: queue.SimpleQueue[tuple[Req, Future[Compiled]]] = queue.SimpleQueue()
+        self._fill_s: deque[float] = deque(maxlen=256)  # for a row, in the last steps
         self._time_each = 0  # masks filled one by one for so many steps: one of them was slow
 
     def submit(self, req: Req) -> None:
@@ -85,14 +88,18 @@ class Constraints:
             assert req.matcher is not None and req.matcher.num_accepted == req.output_len, req
             filled.append(j)
             reqs.append(req)
+        if not reqs:
+            return []
+        start = time.perf_counter()
         failures = self._fill(reqs, bitmask, filled)
+        alive = np.any(bitmask[: filled[-1] + 1], axis=1).tolist()
         for req, j in zip(reqs, filled, strict=True):
-            words = bitmask[j]
-            if not words.any():
+            if not alive[j]:
                 failures.append((req, GrammarDeadEnd("the constraint allows no token")))
-                words[:] = -1
+                bitmask[j] = -1
             elif req.output_len < req.params.min_new_tokens:
-                _hold_back(words, req)
+                _hold_back(bitmask[j], req)
+        self._fill_s.append((time.perf_counter() - start) / len(reqs))
         return failures
 
     def _fill(self, reqs: Sequence[Req], bitmask: Bitmask, rows: Sequence[int]) -> list[Failure]:
@@ -117,7 +124,9 @@ class Constraints:
 
     def stats(self) -> dict[str, int | float]:
         found = ServiceStats() if self._service is None else self._service.stats()
-        return {f"grammar_{name}": value for name, value in dataclasses.asdict(found).items()}
+        stats = {f"grammar_{name}": value for name, value in dataclasses.asdict(found).items()}
+        row_s = statistics.median(self._fill_s) if self._fill_s else 0.0
+        return {**stats, "grammar_mask_us": row_s * 1e6}
 
     def close(self) -> None:
         if self._service is not None:
