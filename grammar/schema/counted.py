@@ -15,6 +15,8 @@ from rtlang.grammar.schema.rules import Rules
 #: Counts up to this are written out as they are.
 _SMALL = 3
 _FEW_ESCAPES, _MANY_ESCAPES = 3, 6
+#: No more characters are ever counted: a longer text is not generated.
+_MOST = 8_192
 #: From so many characters on there may be many escapes.
 _LONG = 64
 
@@ -28,6 +30,7 @@ def counted(char: Expr, low: int, high: int | None) -> list[Expr]:
         # The first ones plain, or few enough to be written out.
         first = repeat(char, low, low) if low <= _SMALL else repeat(plain, low, low)
         return [seq([first, repeat(char, 0, None)])]
+    high = max(low, min(high, _MOST))
     most = _MANY_ESCAPES if high >= _LONG else _FEW_ESCAPES
     return [_with(plain, escapes, count, low, high) for count in range(min(most, high) + 1)]
 
