@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 
-from rtlang.errors import GrammarError, GrammarTooLarge, UnsupportedKeyword
+from rtlang.errors import GrammarError, GrammarTimeout, GrammarTooLarge, UnsupportedKeyword
 from rtlang.grammar.canary import Canary
 from rtlang.grammar.emit import to_ebnf
 from rtlang.grammar.llg_backend import LlgBackend
@@ -44,7 +44,9 @@ class Compiler:
         try:
             with watch():
                 ebnf = to_ebnf(translate(spec))
-        except (UnsupportedKeyword, GrammarTooLarge) as refusal:
+            if looks_expensive(ebnf):
+                self._canary.check(ebnf)
+        except (UnsupportedKeyword, GrammarTooLarge, GrammarTimeout) as refusal:
             if (
                 not self._use_llguidance
                 or spec.kind != "json_schema"
@@ -53,8 +55,6 @@ class Compiler:
                 raise
             with watch():
                 return self._by_llguidance(spec, refusal)
-        if looks_expensive(ebnf):
-            self._canary.check(ebnf)
         with watch():
             return self._xgr.compile_ebnf(ebnf)
 

@@ -25,6 +25,7 @@ _MAX_DEPTH = 100
 #: Names of the rules that nesting makes. The IR has no capital letters.
 _INNER = "Inner"
 _LOOP = "Loop"
+_WRITTEN_OUT = 4
 
 
 def to_ebnf(grammar: Grammar) -> str:
@@ -46,16 +47,23 @@ def to_ebnf(grammar: Grammar) -> str:
             lines.append(_loop(loops[node.expr, end], branches, end))
         return loops.get((node.expr, end), "")
 
+    def rounds(node: Repeat) -> str:
+        """The rounds that a repetition has at least; up to a few without counting."""
+        if node.low > _WRITTEN_OUT:
+            return f"({fold(node.expr, _written)}){_count(node.low, node.low)} "
+        branches = loop_branches(node.expr, grammar.rules)
+        one = " | ".join(fold(branch, _written) for branch in branches)
+        return f"({one}) " * node.low
+
     def written(node: Expr, parts: list[_Piece]) -> _Piece:
         if isinstance(node, Repeat) and node.high is None and (rest := looped(node, '""')):
-            return _Piece(f"({_first(node, parts[0].text)}{rest})", 1 + parts[0].depth)
+            return _Piece(f"({rounds(node)}{rest})", 1 + parts[0].depth)
         if isinstance(node, Seq) and (ended := _ended_repeat(node)):
             repeated, end = ended
             if rest := looped(repeated, _text(end.text)):
                 depth = 2 + max(part.depth for part in parts)
-                body = fold(repeated.expr, _written) if repeated.low else ""
-                before = [part.text for part in parts[:-2]]
-                return _Piece(f"({' '.join(before)} {_first(repeated, body)}{rest})", depth)
+                before = " ".join(part.text for part in parts[:-2])
+                return _Piece(f"({before} {rounds(repeated)}{rest})", depth)
         text = _written(node, [part.text for part in parts])
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth < _MAX_DEPTH:
@@ -77,11 +85,6 @@ def to_ebnf(grammar: Grammar) -> str:
 def _loop(name: str, branches: list[Expr], end: str) -> str:
     texts = [fold(branch, _written) for branch in branches]
     return f"{name} ::= {end} | " + " | ".join(f"{text} {name}" for text in texts)
-
-
-def _first(node: Repeat, body: str) -> str:
-    """The rounds that a repetition has at least."""
-    return f"({body}){_count(node.low, node.low)} " if node.low else ""
 
 
 def _ended_repeat(node: Seq) -> tuple[Repeat, Text] | None:
