@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rtlang.errors import InvalidParameter, InvalidPrompt, RtlangError
 from rtlang.runtime.chunk import Chunk
@@ -12,6 +13,9 @@ from rtlang.runtime.messages import LogprobOptions
 from rtlang.runtime.result import GenerateResult, collect
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.stream import ChunkQueue, EngineStream
+
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,19 @@ class Job:
             stream.abort()
 
     def iterate(self) -> Iterator[Chunk]:
-        """Chunks of all requests as they come. Raises the first error, or (left early) aborts
-        what still runs."""
+        """Chunks of all requests as they come. Raises the first error, or (left early, or dropped
+        before its first chunk) aborts what still runs."""
+        return self._aborting(self._iterate())
+
+    def aiterate(self) -> AsyncIterator[Chunk]:
+        return self._aborting(self._aiterate())
+
+    def _aborting(self, chunks: T) -> T:
+        # A generator that was never started runs no ``finally`` when it goes.
+        weakref.finalize(chunks, self.abort).atexit = False
+        return chunks
+
+    def _iterate(self) -> Iterator[Chunk]:
         try:
             for _ in self._left():
                 while (chunk := self._queue.get()).finish is None:
@@ -110,7 +125,7 @@ class Job:
         finally:
             self.abort()
 
-    async def aiterate(self) -> AsyncIterator[Chunk]:
+    async def _aiterate(self) -> AsyncIterator[Chunk]:
         try:
             for _ in self._left():
                 while (chunk := await self._queue.aget()).finish is None:
