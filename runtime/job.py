@@ -14,7 +14,6 @@ from rtlang.runtime.result import GenerateResult, collect
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.stream import ChunkQueue, EngineStream
 
-
 T = TypeVar("T")
 
 
