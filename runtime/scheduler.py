@@ -570,10 +570,10 @@ class Scheduler:
                 self._rows_stale = True
         elif req.state is ReqState.PREFILL:
             self.prefilling.remove(req)
-        elif req.state is ReqState.COMPILING:
-            self.compiling.remove(req)
-        elif req in self.waiting:
-            self.waiting.remove(req)
+        else:
+            queue = self.compiling if req.state is ReqState.COMPILING else self.waiting
+            if req in queue:  # not if there was no room for it
+                queue.remove(req)
 
     # -- helpers ----------------------------------------------------------------------------
 

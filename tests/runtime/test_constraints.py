@@ -223,7 +223,7 @@ def test_masks_that_take_too_long_end_the_request(
 
 
 def test_while_one_compiles_others_run_and_it_can_be_given_up(make_engine: MakeEngine) -> None:
-    engine = make_engine(noisy())
+    engine = make_engine(noisy(), max_queued_requests=3)
     release = threading.Event()
 
     class Stuck(GrammarService):
@@ -242,6 +242,9 @@ def test_while_one_compiles_others_run_and_it_can_be_given_up(make_engine: MakeE
         assert timed[0].code == "deadline_exceeded"
         assert len(engine.generate("free", {"max_new_tokens": 5, "ignore_eos": True}).text) > 0
         assert engine.stats()["queue"]["compiling"] == 2
+        streams.append(engine.generate("p", {"regex": "a"}, stream=True))
+        crowded = engine.generate(["p"], [{"regex": "c"}], raise_errors=False)
+        assert crowded[0].code == "engine_busy"
         release.set()
         for stream in streams:
             with pytest.raises(GrammarTimeout):
