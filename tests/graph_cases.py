@@ -103,20 +103,20 @@ def check_masks_reach_their_own_rows(model: TinyModel, **options: Any) -> None:
         {"temperature": 1.0},
         {"temperature": 0.0, "presence_penalty": 0.5},
     ]
-    for given in ([*bound[:2], free[0]], [*bound, *free]):
+    for given in ([bound[0], free[0]], [*bound, free[1]]):
         loop, alone = StepLoop(model, **options), StepLoop(model, overlap=False, **options)
         params = [{"sampling_seed": i, **p} for i, p in enumerate(given)]
         texts = [[65 + i, 66, 67] for i in range(len(given))]
-        together = loop.run_each(texts, params, new=7)
-        lonely = [alone.run_each([t], [p], new=7)[0] for t, p in zip(texts, params, strict=True)]
+        together = loop.run_each(texts, params, new=4)
+        lonely = [alone.run_each([t], [p], new=4)[0] for t, p in zip(texts, params, strict=True)]
         assert together == lonely
         for ids, p in zip(together, params, strict=True):
             if "grammar" in p:
                 pattern = regex.compile(p["grammar"].source)
                 text = bytes(i for i in ids if i < 256).decode()
-                assert pattern.fullmatch(text, partial=len(ids) == 7), text
+                assert pattern.fullmatch(text, partial=len(ids) == 4), text
     with Engine(model, device="cpu", disable_radix_cache=True) as engine:
-        cpu = engine.generate(texts, [{**p, "max_new_tokens": 7} for p in params])
+        cpu = engine.generate(texts, [{**p, "max_new_tokens": 4} for p in params])
     assert [r.token_ids for r in cpu] == together
 
 
