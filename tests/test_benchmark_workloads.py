@@ -12,6 +12,7 @@ import pytest
 from conftest import MakeEngine
 
 from benchmarks import gpu, gpu_workloads
+from benchmarks.gpu_constrained import Documents, Ratio
 from benchmarks.gpu_measuring import prefix_use, workload_hash
 from benchmarks.gpu_programs import WORDS, AgentLatency, Agents, Forks, Free
 from benchmarks.gpu_shapes import SHAPES, is_dummy, model_options
@@ -100,7 +101,11 @@ def test_sizes_are_those_of_the_table() -> None:
     assert FULL["forks"] == Forks(count=32, template=1100, branches=8, out=64, last=16)
     repeats = {name: workload.repeats for name, workload in FULL.items()}
     assert {n for n, r in repeats.items() if r == 2} == {"decode1", "decode64", "decode256", "tree"}
-    assert {n for n, r in repeats.items() if r == 3} == {f"constrained{n}" for n in (1, 32, 128)}
+    thrice = {f"{kind}{n}" for kind in ("constrained", "ratio") for n in (1, 32, 128)} | {"jump1"}
+    assert {n for n, r in repeats.items() if r == 3} == thrice
+    for count in (1, 32, 128):
+        assert FULL[f"ratio{count}"] == Ratio(count, out=128)
+    assert FULL["json256"] == Documents(256, out=200)
 
 
 def test_nano_draws_what_nano_vllm_draws() -> None:

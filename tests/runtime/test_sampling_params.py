@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from rtlang.errors import InvalidParameter, Unsupported
+from rtlang.grammar.spec import GrammarSpec
 from rtlang.runtime.sampling_params import (
     MAX_N,
     MAX_STOP_LEN,
@@ -43,6 +44,8 @@ GOOD: dict[str, list[Any]] = {
     "stream_interval": [1, 10],
     "logit_bias": [{}, {5: 1}, {"5": -100, "0": 100.0}, {5: 0.5}],
     "sampling_seed": [0, -1, INT64 - 1, -INT64, None],
+    "grammar": [GrammarSpec.regex("a"), {"json_schema": True, "whitespace": 0}, None],
+    "jump_forward": ["off", "canonical", None],
 }
 BAD: dict[str, list[Any]] = {
     "max_new_tokens": [-1, 1.0, "5", True, NAN, INT64],
@@ -72,6 +75,8 @@ BAD: dict[str, list[Any]] = {
         {" 5": 1}, {"٣": 1}, {"5": 1, 5: 2}, {"5": 1, "05": 1},
     ],
     "sampling_seed": [INT64, -INT64 - 1, 1.0, "5", True, NAN],
+    "grammar": ["a", 5, ["a"], True],
+    "jump_forward": ["on", "", 1, True, ["off"]],
 }  # fmt: skip
 
 
