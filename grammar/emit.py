@@ -128,16 +128,15 @@ def _count(low: int, high: int | None) -> str:
 
 
 def _class(ranges: tuple[tuple[int, int], ...]) -> str:
-    if ranges[-1][1] != 0x10FFFF or ranges[-1][0] != 0xE000:
-        return "[" + "".join(_range(low, high) for low, high in ranges) + "]"
     outside, start = [], 0
     for low, high in ranges[:-1]:
         if start < low:
             outside.append((start, low - 1))
         start = high + 1
-    if start != 0xD800 or not outside:
-        return "[" + "".join(_range(low, high) for low, high in ranges) + "]"
-    return "[^" + "".join(_range(low, high) for low, high in outside) + "]"
+    # The surrogates lie within the one gap that is left then; they are no characters.
+    nearly_all = ranges[-1] == (0xE000, 0x10FFFF) and start == 0xD800 and outside
+    sign, written = ("^", outside) if nearly_all else ("", ranges)
+    return f"[{sign}{''.join(_range(low, high) for low, high in written)}]"
 
 
 def _text(text: str) -> str:

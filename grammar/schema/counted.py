@@ -55,9 +55,16 @@ def _kinds(char: Expr) -> tuple[Chars | None, Expr | None]:
         return None, None
     plain = [part for part in char.parts if isinstance(part, Chars)]
     escapes = [part for part in char.parts if not isinstance(part, Chars)]
-    if len(plain) != 1 or not escapes:
+    # A pattern's own alternatives are not escapes: leaving some out is not what is documented.
+    if len(plain) != 1 or not escapes or not all(map(_is_escape, escapes)):
         return None, None
     return plain[0], alt(escapes)
+
+
+def _is_escape(expr: Expr) -> bool:
+    """Whether it is written with a backslash: in a string nothing else is an escape."""
+    first = expr.parts[0] if isinstance(expr, Seq) and expr.parts else expr
+    return isinstance(first, Text) and first.text.startswith("\\")
 
 
 def in_quotes(inner: Expr, rules: Rules) -> Expr:

@@ -252,3 +252,9 @@ def test_schemas_from_text() -> None:
     with pytest.raises(GrammarTooLarge) as caught:
         parse_schema("1" * 5000)
     assert caught.value.limit == "digits"
+
+
+def test_only_escapes_are_few_among_counted_characters() -> None:
+    matcher = engine({"type": "string", "pattern": "^([a-z]|_[0-9]){1,30}$"}, SchemaOptions())
+    assert matcher.accepts(json.dumps("_1" * 20 + "abc"))
+    assert not matcher.accepts(json.dumps("_1" * 31))
