@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 
 # pytest last: its summary is the last line.
 test: lint types
-	$(PY) -m pytest -m "not gpu and not slow"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not gpu and not slow"
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

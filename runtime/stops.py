@@ -21,7 +21,7 @@ from rtlang.runtime.stop_trie import StopTrie
 from rtlang.runtime.tokenizer import Tokenizer
 
 #: CPU seconds that the stop regexes of one request may take for one token.
-REGEX_TIMEOUT_S = 0.01
+REGEX_TIMEOUT_S = 0.05
 #: A regex match may be so many characters long; what waits longer for its end is released.
 MAX_REGEX_MATCH_LEN = 2048
 #: Released characters that look-behinds and anchors of a regex still see.

@@ -27,6 +27,9 @@ def _patch_tensor(tensor: Any, scope: Any) -> None:
 
 interpreter._patch_lang_tensor = _patch_tensor
 
+if os.environ.get("PYTEST_XDIST_WORKER"):  # workers share the cores
+    torch.set_num_threads(1)
+
 MakeEngine = Callable[..., Engine]
 
 

@@ -83,7 +83,7 @@ def check_features_do_not_depend_on_batch_mates(
         {"temperature": 0.0, "min_new_tokens": 3},
     ]
     loop = StepLoop(model, **options)
-    given = prompts(len(kinds))
+    given = prompts(len(kinds), 3, 10)
     for kind, prompt in zip(kinds, given, strict=True):
         seeded = {**kind, "sampling_seed": 11}
         alone = loop.run([prompt], new, **seeded)[0]

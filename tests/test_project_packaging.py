@@ -78,9 +78,12 @@ def test_tests_are_no_package_and_the_root_has_no_conftest() -> None:
 
 def requirements() -> list[Requirement]:
     """Of an installation with ``[dev]``, which is what make installs."""
-    project = PROJECT["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["dev"]
-    return [Requirement(line) for line in lines]
+    extras = PROJECT["project"]["optional-dependencies"]
+    found = [Requirement(line) for line in PROJECT["project"]["dependencies"] + extras["dev"]]
+    for own in [each for each in found if each.name == PROJECT["project"]["name"]]:
+        found.remove(own)
+        found += [Requirement(line) for extra in sorted(own.extras) for line in extras[extra]]
+    return sorted(set(found), key=str)
 
 
 def pins() -> dict[str, Version]:

@@ -20,9 +20,15 @@ ONE_LAYER = TinyModel(num_hidden_layers=1)
 SMALL: dict[str, Any] = {"cuda_graph_max_tokens": 32, "max_running_requests": 8}
 
 
+@pytest.fixture(autouse=True)
+def room_for_few_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs the interpreter time, used or not."""
+    monkeypatch.setattr(sampler, "MAX_EDITS", 128)
+
+
 def test_j1_padding_rows_touch_only_the_reserved_slot() -> None:
     graph_cases.check_padding_rows_touch_only_the_reserved_slot(
-        TinyModel(), cuda_graph_max_tokens=32
+        ONE_LAYER, cuda_graph_max_tokens=32
     )
 
 
@@ -33,7 +39,7 @@ def test_j2_nan_in_the_pool_changes_nothing(page_size: int) -> None:
 
 def test_j3_every_batch_size_gives_the_ids_of_one_alone() -> None:
     graph_cases.check_every_size_gives_the_ids_of_one_alone(
-        ONE_LAYER, 12, [3, 9, 12], cuda_graph_max_tokens=32
+        ONE_LAYER, 9, [3, 9], cuda_graph_max_tokens=16
     )
 
 
@@ -57,29 +63,30 @@ def test_token_buckets_are_a_third_apart() -> None:
 def test_greedy_ids_are_those_of_the_cpu(
     make_engine: MakeEngine, architecture: str, options: dict[str, Any]
 ) -> None:
+    model = TinyModel(architecture, num_hidden_layers=2 if architecture == "gemma3" else 1)
     given = graph_cases.prompts(2, 5, 30)
     given.append(given[0][:5] + given[1])
-    engine = make_engine(TinyModel(architecture), device="cpu", **options)
-    params = {"temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
+    engine = make_engine(model, device="cpu", **options)
+    params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
     plain = [result.token_ids for result in engine.generate(given, params)]
-    loop = StepLoop(TinyModel(architecture), dtype="float32", **(SMALL | options))
-    assert loop.run(given, 5) == plain
-    assert loop.run(given, 5) == plain  # from the cache
+    loop = StepLoop(model, dtype="float32", **(SMALL | options))
+    assert loop.run(given, 3) == plain
+    assert loop.run(given, 3) == plain  # from the cache
 
 
 def test_draws_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
-    params = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 8,
+    params = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_new_tokens": 5,
               "sampling_seed": 5, "ignore_eos": True}  # fmt: skip
     given = graph_cases.prompts(3)
-    plain = make_engine(TinyModel(), device="cpu").generate(given, params)
+    plain = make_engine(ONE_LAYER, device="cpu").generate(given, params)
     fast = make_engine(
-        TinyModel(), device=DEVICE, dtype="float32", attention_backend="triton", **SMALL
+        ONE_LAYER, device=DEVICE, dtype="float32", attention_backend="triton", **SMALL
     ).generate(given, params)
     assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
 
 
 def test_features_do_not_depend_on_batch_mates() -> None:
-    graph_cases.check_features_do_not_depend_on_batch_mates(ONE_LAYER, 4, **SMALL)
+    graph_cases.check_features_do_not_depend_on_batch_mates(ONE_LAYER, 3, **SMALL)
 
 
 def test_logprobs_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
@@ -104,9 +111,8 @@ def test_logprobs_are_those_of_the_cpu(make_engine: MakeEngine) -> None:
 
 
 def test_a_row_with_nan_fails_alone() -> None:
-    loop = StepLoop(TinyModel(), **SMALL)
-    given = graph_cases.prompts(3)
-    plain = loop.run(given, 6)
+    given = graph_cases.prompts(3, 3, 8)
+    plain = StepLoop(ONE_LAYER, **SMALL).run(given, 4)
     calls = 0
 
     def spoil(batch: Any) -> None:
@@ -116,8 +122,8 @@ def test_a_row_with_nan_fails_alone() -> None:
             slot = int(batch.pool.slots[batch.rows[1], 0])
             loop.runner._kv.keys[0][slot] = float("nan")
 
-    loop = StepLoop(TinyModel(), disable_radix_cache=True, **SMALL)
-    ids = loop.run(given, 6, before=spoil)
+    loop = StepLoop(ONE_LAYER, disable_radix_cache=True, **SMALL)
+    ids = loop.run(given, 4, before=spoil)
     assert set(loop.errors.values()) == {"numerical_error"} and len(loop.errors) == 1
     assert [ids[0], ids[2]] == [plain[0], plain[2]]
 
@@ -139,17 +145,14 @@ def test_what_needs_a_gpu_is_refused_without_one(options: dict[str, Any], says: 
 
 def test_more_logit_edits_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     params: dict[str, Any] = {"logit_bias": {token: 3.0 - token for token in range(6)}}
-    given = graph_cases.prompts(2)
-    plain = StepLoop(ONE_LAYER, **SMALL).run(given, 4, **params)
+    given = graph_cases.prompts(2, 3, 8)
+    plain = StepLoop(ONE_LAYER, **SMALL).run(given, 2, **params)
     monkeypatch.setattr(sampler, "MAX_EDITS", 4)
     loop = StepLoop(ONE_LAYER, **SMALL)
-    assert loop.run(given, 4, **params) == plain
+    assert loop.run(given, 2, **params) == plain
     assert loop.runner.graphs.fallbacks["many logit edits"] > 0
-    assert loop.run(given, 4) == StepLoop(ONE_LAYER, **SMALL).run(given, 4)  # and none again
+    assert loop.run(given, 2) == StepLoop(ONE_LAYER, **SMALL).run(given, 2)  # and none again
 
 
-def test_masks_reach_their_own_rows_whatever_else_the_batch_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sampler, "MAX_EDITS", 256)  # each costs the interpreter time
+def test_masks_reach_their_own_rows_whatever_else_the_batch_samples() -> None:
     graph_cases.check_masks_reach_their_own_rows(ONE_LAYER, **SMALL)

@@ -217,8 +217,8 @@ def test_a_regex_holds_back_only_what_may_still_match() -> None:
 def test_a_regex_that_waits_for_ever_holds_a_bounded_text() -> None:
     matcher = StopMatcher((), ("(?s)a.*z",))
     shown = 0
-    for _ in range(40):
-        shown += len(matcher.feed("a" + "b" * 99))
+    for _ in range(160):  # tokens of a usual length: the time limit is one token's
+        shown += len(matcher.feed("a" + "b" * 24))
         assert len(matcher._window) <= MAX_REGEX_MATCH_LEN + REGEX_CONTEXT_LEN
     assert shown == 4000 - MAX_REGEX_MATCH_LEN
 
