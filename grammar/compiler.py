@@ -14,6 +14,7 @@ from rtlang.grammar.llg_backend import LlgBackend
 from rtlang.grammar.matcher import Compiled
 from rtlang.grammar.spec import GrammarSpec
 from rtlang.grammar.translate import translate
+from rtlang.grammar.translator import Translators, is_quick
 from rtlang.grammar.vocab import Vocab
 from rtlang.grammar.xgr_backend import XgrBackend
 
@@ -32,18 +33,21 @@ Watch = Callable[[], AbstractContextManager[None]]
 class Compiler:
     """For one vocabulary. Thread-safe."""
 
-    def __init__(self, vocab: Vocab, *, use_llguidance: bool) -> None:
-        """``use_llguidance``: for JSON schemas that ours refuses."""
+    def __init__(self, vocab: Vocab, *, use_llguidance: bool, budget_s: float = 10.0) -> None:
+        """``use_llguidance``: for JSON schemas that ours refuses. ``budget_s``: for translating a
+        constraint, in a process that is killed then."""
+        vocab.tabulate()
         self._vocab = vocab
+        self._budget_s = budget_s
         self._xgr = XgrBackend(vocab)
         self._canary = Canary(vocab)
+        self._translators = Translators()
         self._use_llguidance = use_llguidance
 
     def __call__(self, spec: GrammarSpec, watch: Watch) -> Compiled:
         """Raises a ``GrammarError``."""
         try:
-            with watch():
-                ebnf = to_ebnf(translate(spec))
+            ebnf = self._translated(spec, watch)
             if looks_expensive(ebnf):
                 self._canary.check(ebnf)
         except (UnsupportedKeyword, GrammarTooLarge, GrammarTimeout) as refusal:
@@ -58,6 +62,15 @@ class Compiler:
         with watch():
             return self._xgr.compile_ebnf(ebnf)
 
+    def _translated(self, spec: GrammarSpec, watch: Watch) -> str:
+        if is_quick(spec):
+            with watch():
+                return to_ebnf(translate(spec))
+        with self._translators.one() as translator, watch():
+            ebnf = translator.ask(spec, self._budget_s)
+        assert isinstance(ebnf, str)
+        return ebnf
+
     def _by_llguidance(self, spec: GrammarSpec, refusal: GrammarError) -> Compiled:
         try:
             return self._llg.compile_schema(spec.source, max_whitespace=spec.whitespace)
@@ -70,6 +83,7 @@ class Compiler:
 
     def close(self) -> None:
         self._canary.close()
+        self._translators.close()
 
 
 def looks_expensive(ebnf: str) -> bool:

@@ -3,7 +3,8 @@
 A matcher makes a mask for each place of a grammar, and a place where almost any character may
 follow costs it thousands of times what one costs where few may. So characters are not written
 where they are read: "anything but a, b" becomes a choice of shared rules, each for a range of
-characters and what follows it, as few as in a segment tree. Chains that count become counts.
+characters and what follows it, as few as in a segment tree. Chains that count become counts,
+unless they are entered at many places.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rtlang.grammar.ir_build import EMPTY, alt, repeat, seq
 
 MAX_INLINE = 16  # expressions in expressions, before one becomes a rule
 MAX_SETS = 2  # sets of characters that lead to one state and are written where they are read
+MAX_ENTRIES = 3  # states where a chain that counts may be entered and is written as counts
+ENTRY_SHARE = 4  # of so many states one is entered, where all of them become rules instead
 
 Encode = Callable[[CharSet], Expr]
 Define = Callable[[Expr], Ref]
@@ -66,20 +69,53 @@ class _Writer:
                     self._users[t] += 1
         self._split = {t for t, found in sets.items() if len(found) > MAX_SETS}
         self._runs: dict[int, _Run] = {}
+        self._own_rule: set[int] = set()
         self._texts: dict[int, Expr] = {}
         self._heights: dict[int, int] = {}  # of the expressions of states
         self._chars: dict[Classes, Expr] = {}
         self._pieces: dict[tuple[Classes, int], Ref] = {}
 
     def written(self) -> Expr:
-        for states in components([sorted(row) for row in self._steps]):
+        order = list(components([sorted(row) for row in self._steps]))
+        for states in order:
+            if len(states) == 1 and (run := self._run(states[0])):
+                self._runs[states[0]] = run
+        self._own_rule = self._much_entered()
+        for s in self._own_rule:
+            del self._runs[s]
+        for states in order:
             if len(states) > 1:
                 self._write_cycle(states)
-            elif run := self._run(states[0]):
-                self._runs[states[0]] = run
-            else:
+            elif states[0] not in self._runs:
                 self._write(states[0])
         return self._from(0)
+
+    def _much_entered(self) -> set[int]:
+        """States of chains that count and are entered at many places: with a count for each
+        place, a matcher would follow all of them side by side."""
+        entered = {0, *(t for s, row in enumerate(self._steps) if s not in self._runs for t in row)}
+        chains: defaultdict[tuple[int, Classes], list[int]] = defaultdict(list)
+        for s, run in self._runs.items():
+            if run.chars and run.high is not None:
+                chains[self._end(s), run.chars].append(s)
+        found: set[int] = set()
+        for states in chains.values():
+            highs = [self._high(s) for s in states if s in entered]
+            first, last = min(highs, default=0), max(highs, default=0)
+            if len(highs) > MAX_ENTRIES and last - first <= ENTRY_SHARE * len(highs):
+                found |= {s for s in states if self._high(s) > first}
+        return found
+
+    def _high(self, s: int) -> int:
+        high = self._runs[s].high
+        assert high is not None
+        return high
+
+    def _end(self, s: int) -> int:
+        """Where a run ends that is no loop."""
+        while self._runs[s].chars:
+            (s,) = self._steps[s]
+        return s
 
     def _run(self, s: int) -> _Run | None:
         steps, may_end = self._steps[s], s in self._table.accepting
@@ -106,7 +142,7 @@ class _Writer:
         if again is not None:
             text = seq([Repeat(self._class(again), 0, None), text])
         height = 1 + max((self._heights.get(t, 0) for t in steps), default=0)
-        if self._users[s] > 1 or height > MAX_INLINE:
+        if self._users[s] > 1 or height > MAX_INLINE or s in self._own_rule:
             text, height = self._define(text), 0
         self._texts[s], self._heights[s] = text, height
 

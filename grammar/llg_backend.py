@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rtlang.errors import GrammarError, UnsupportedKeyword
+from rtlang.errors import GrammarError, GrammarTooSlow, UnsupportedKeyword
 from rtlang.grammar.matcher import Matcher, Native
 from rtlang.grammar.vocab import Bitmask, Vocab
 
@@ -109,18 +109,25 @@ class LlgCompiled:
         self._start = start
 
     def matcher(self) -> Matcher:
-        return Matcher(_LlgNative(self._start.deep_copy()), self._vocab)
+        return Matcher(_LlgNative(self._start.deep_copy(), self._vocab), self._vocab)
 
 
 class _LlgNative:
     """Implements ``Native``."""
 
-    def __init__(self, sequence: Any) -> None:
+    def __init__(self, sequence: Any, vocab: Vocab) -> None:
         self._sequence = sequence
+        self._vocab = vocab
 
     def accept(self, token_id: int) -> bool:
+        """Raises ``GrammarTooSlow`` if llguidance gives up, as it does beyond limits of its own."""
         # To consume a token that may not follow would put it out of use for good.
-        return bool(self._sequence.try_consume_tokens([token_id]) == 1)
+        if self._sequence.try_consume_tokens([token_id]) == 1:
+            return True
+        if self._sequence.is_error():
+            reason = self._sequence.get_error().partition("\n")[0]
+            raise GrammarTooSlow(f"the constraint is beyond the limits of llguidance: {reason}")
+        return False
 
     def can_end(self) -> bool:
         return bool(self._sequence.is_accepting())
@@ -130,6 +137,7 @@ class _LlgNative:
         self._sequence.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._sequence.is_error():  # it gave up; its mask says that the text may end here
             words[:] = 0
+        words &= self._vocab.open_row  # it allows more than there is
 
     def fill_many(self, natives: Sequence[Native], bitmask: Bitmask, rows: Sequence[int]) -> None:
         for native, row in zip(natives, rows, strict=True):
@@ -140,7 +148,7 @@ class _LlgNative:
         assert done, self._sequence.get_error()
 
     def fork(self) -> _LlgNative:
-        return _LlgNative(self._sequence.deep_copy())
+        return _LlgNative(self._sequence.deep_copy(), self._vocab)
 
     def forced_text(self) -> str:
         forced: bytes = self._sequence.compute_ff_bytes()

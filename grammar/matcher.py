@@ -12,24 +12,24 @@ from typing import Protocol
 import numpy as np
 
 from rtlang.errors import GrammarDesync
-from rtlang.grammar.vocab import Bitmask, Vocab
+from rtlang.grammar.vocab import HALF, STOP, TEXT, Bitmask, Vocab
 
-#: From so many rows on, an engine's own threads are faster than a loop.
-BATCH_FROM = 32
+#: From so many rows on, one call for all of them is faster than a loop.
+BATCH_FROM = 4
 
 
 class Native(Protocol):
     """A sequence in the engine that matches it. It is never handed ids that are no text."""
 
-    def accept(self, token_id: int) -> bool:
+    def accept(self, token_id: int, /) -> bool:
         """Append it if it may follow; else nothing changes."""
         ...
 
     def can_end(self) -> bool: ...
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        """Bits of text ids: exactly those that may follow. Of stop ids: iff it can end. Of other
-        ids and of bits past the vocabulary: anything."""
+        """Write the whole row. Bits of text ids: exactly those that may follow. Of stop ids: iff
+        it can end. Of other ids and past the vocabulary: none."""
         ...
 
     def fill_many(self, natives: Sequence[Native], bitmask: Bitmask, rows: Sequence[int]) -> None:
@@ -62,13 +62,17 @@ class Matcher:
     """One sequence's way through a constraint. Not thread-safe: one owner at a time.
 
     finished      a stop id was accepted
+    is_half       the last token may have begun a surrogate, which engines take for a character
     num_accepted  tokens so far, a stop id counts too
     """
 
+    __slots__ = ("_accept", "_ids", "_kinds", "finished", "is_half", "native", "vocab")
+
     def __init__(self, native: Native, vocab: Vocab) -> None:
         self.vocab = vocab
-        self.finished = False
+        self.finished = self.is_half = False
         self.native = native
+        self._accept, self._kinds = native.accept, vocab.kinds
         self._ids: list[int] = []
 
     @property
@@ -77,27 +81,29 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Append the token if it may follow; else nothing changes. After a stop id none may."""
-        if self.finished:
+        if self.finished or not 0 <= token_id < len(self._kinds):
             return False
-        if token_id in self.vocab.stop_ids:
-            if not self.native.can_end():
-                return False
-            self.finished = True
-        elif not self._is_text(token_id) or not self.native.accept(token_id):
+        kind = self._kinds[token_id]
+        if self.is_half or kind != TEXT:  # seldom
+            return self._accept_other(token_id, kind)
+        if not self._accept(token_id):
             return False
         self._ids.append(token_id)
         return True
 
-    def _is_text(self, token_id: int) -> bool:
-        vocab = self.vocab
-        if not 0 <= token_id < vocab.vocab_size or not vocab.token_bytes[token_id]:
-            return False
-        return not (self.is_half and vocab.ends_surrogate(token_id))
-
-    @property
-    def is_half(self) -> bool:
-        """Whether the last token may have begun a surrogate, which engines take for a character."""
-        return bool(self._ids) and self._ids[-1] in self.vocab.half_ids
+    def _accept_other(self, token_id: int, kind: int) -> bool:
+        if kind == STOP:
+            if not self.native.can_end():
+                return False
+            self.finished = True
+        else:
+            is_text = kind in (TEXT, HALF)
+            surrogate = self.is_half and self.vocab.ends_surrogate(token_id)
+            if not is_text or surrogate or not self._accept(token_id):
+                return False
+        self._ids.append(token_id)
+        self.is_half = kind == HALF
+        return True
 
     def replay(self, ids: Iterable[int]) -> None:
         """Append tokens that were accepted before, elsewhere. Raises ``GrammarDesync``."""
@@ -116,11 +122,12 @@ class Matcher:
             num_tokens -= 1
         if num_tokens:
             self.native.rollback(num_tokens)
+        self.is_half = bool(self._ids) and self._kinds[self._ids[-1]] == HALF
 
     def fork(self) -> Matcher:
         """A second sequence in the same state."""
         other = Matcher(self.native.fork(), self.vocab)
-        other.finished, other._ids = self.finished, self._ids.copy()
+        other.finished, other.is_half, other._ids = self.finished, self.is_half, self._ids.copy()
         return other
 
     def can_end(self) -> bool:
@@ -138,7 +145,6 @@ class Matcher:
             words[:] = self.vocab.stop_row
             return
         self.native.fill(bitmask, row)
-        words &= self.vocab.open_row  # engines allow more than there is
         if self.is_half:
             words &= self.vocab.whole_row
 
@@ -163,26 +169,32 @@ class Matcher:
 
 
 def fill_batch(matchers: Sequence[Matcher], bitmask: Bitmask, rows: Sequence[int]) -> None:
-    """``matchers[i].fill(bitmask, rows[i])`` for all, of one vocabulary; the rows ascend."""
+    """``matchers[i].fill(bitmask, rows[i])`` for all, of one vocabulary."""
     assert len(matchers) == len(rows)
+    if len(matchers) < BATCH_FROM:
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher.fill(bitmask, row)
+        return
+    matchers[0].checked(bitmask)
+    natives = [matcher.native for matcher in matchers if not matcher.finished]
+    if len(natives) == len(matchers) and len(set(map(type, natives))) == 1:
+        natives[0].fill_many(natives, bitmask, rows)
+    else:
+        _fill_by_engine(matchers, bitmask, rows)
+    for at in [at for at, matcher in enumerate(matchers) if matcher.is_half]:
+        bitmask[rows[at]] &= matchers[at].vocab.whole_row
+
+
+def _fill_by_engine(matchers: Sequence[Matcher], bitmask: Bitmask, rows: Sequence[int]) -> None:
     by_engine: dict[type[Native], list[int]] = {}
     for at, matcher in enumerate(matchers):
-        if matcher.finished or len(matchers) < BATCH_FROM:
+        if matcher.finished:
             matcher.fill(bitmask, rows[at])
         else:
             by_engine.setdefault(type(matcher.native), []).append(at)
     for group in by_engine.values():
-        filled = [rows[at] for at in group]
         natives = [matchers[at].native for at in group]
-        natives[0].fill_many(natives, matchers[0].checked(bitmask), filled)
-        vocab = matchers[0].vocab
-        if len(filled) == filled[-1] - filled[0] + 1:  # a view, without copies
-            bitmask[filled[0] : filled[-1] + 1] &= vocab.open_row
-        else:
-            bitmask[filled] &= vocab.open_row
-        for at in group:
-            if matchers[at].is_half:
-                bitmask[rows[at]] &= vocab.whole_row
+        natives[0].fill_many(natives, bitmask, [rows[at] for at in group])
 
 
 def accepts(compiled: Compiled, data: bytes) -> bool:

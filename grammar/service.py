@@ -186,7 +186,9 @@ class GrammarService:
                 from rtlang.grammar.compiler import Compiler  # noqa: PLC0415  loads torch
 
                 vocab = self._vocab() if callable(self._vocab) else self._vocab
-                compiler = Compiler(vocab, use_llguidance=self._use_llguidance)
+                compiler = Compiler(
+                    vocab, use_llguidance=self._use_llguidance, budget_s=self._budget_s
+                )
                 self._compile, self._close_compile = compiler, compiler.close
             return self._compile
 

@@ -100,7 +100,8 @@ class GrammarSpec:
     def choice(cls, options: Sequence[str]) -> GrammarSpec:
         """Exactly one of these texts. Raises ``InvalidParameter`` if there are none, and
         ``GrammarTooLarge`` if there are more than ``MAX_CHOICES``."""
-        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        listed = isinstance(options, Sequence) and not isinstance(options, str)
+        if not listed or not all(isinstance(option, str) for option in options):
             raise InvalidParameter("choice is a list of texts", param="choice")
         if not options:
             raise InvalidParameter("choice has no option", param="choice")

@@ -17,6 +17,8 @@ _SURROGATE = re.compile(b"\xed[\xa0-\xbf]")
 #: int32 [rows, ceil(vocab_size / 32)], C-contiguous: bit ``i % 32`` of word ``i // 32`` is set
 #: where id ``i`` may follow.
 Bitmask = npt.NDArray[np.int32]
+#: What an id is: no text, text, text that may begin a surrogate, the end of a text.
+CONTROL, TEXT, HALF, STOP = range(4)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -73,17 +75,29 @@ class Vocab:
         return digest.hexdigest()
 
     @cached_property
-    def half_ids(self) -> frozenset[int]:
-        """Tokens that end with the byte ED, which may begin a surrogate."""
-        return frozenset(i for i, data in enumerate(self.token_bytes) if data.endswith(b"\xed"))
+    def kinds(self) -> bytes:
+        """Of each id: ``CONTROL``, ``TEXT``, ``HALF`` (it ends with the byte ED, which may begin
+        a surrogate) or ``STOP``."""
+        kinds = bytearray(
+            (HALF if data.endswith(b"\xed") else TEXT) if data else CONTROL
+            for data in self.token_bytes
+        )
+        for i in self.stop_ids:
+            kinds[i] = STOP
+        return bytes(kinds)
+
+    def tabulate(self) -> None:
+        """Make the tables that masks need: now, and not in the loop that generates."""
+        for table in (self.kinds, self.stop_row, self.open_row, self.whole_row):
+            assert len(table)
 
     def ends_surrogate(self, token_id: int) -> bool:
-        """Whether the token, after one of ``half_ids``, makes a surrogate: no UTF-8."""
+        """Whether the token, after one that is ``HALF``, makes a surrogate: no UTF-8."""
         return self.token_bytes[token_id][:1] >= b"\xa0"
 
     @cached_property
     def whole_row(self) -> Bitmask:
-        """The row [num_words] of what may follow one of ``half_ids``."""
+        """The row [num_words] of what may follow a token that is ``HALF``."""
         return ~self.row_of(
             i for i, data in enumerate(self.token_bytes) if data and self.ends_surrogate(i)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 
 import xgrammar
@@ -14,8 +15,11 @@ from rtlang.grammar.ir import Grammar
 from rtlang.grammar.matcher import Matcher, Native
 from rtlang.grammar.vocab import Bitmask, Vocab
 
-#: More threads than this do not fill the masks of a batch faster.
-_MAX_THREADS = 8
+#: How many threads may fill the masks of a batch, and for how many masks there is one more. To
+#: start and to join them costs 0.05 to 0.3 ms, so that they pay on some machines only.
+_THREADS, _ROWS_OF_THREAD = (1, 2, 4, 8), 16
+_WORTH_S = 0.0002  # what one thread does in less is never shared
+_TRY_EACH = 64  # calls, where sharing did not pay
 #: How xgrammar starts its messages.
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -33,8 +37,7 @@ class XgrBackend:
         )
         # Compiled constraints are cached by their own key elsewhere, within a bound.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        # It warns when it is given more threads than there are cores.
-        self.batch = xgrammar.BatchGrammarMatcher(min(_MAX_THREADS, _num_cores()))
+        self.filler = _Filler(_num_cores())
 
     def compile(self, grammar: Grammar) -> XgrCompiled:
         """Raises what ``to_ebnf`` does, and ``GrammarError``."""
@@ -59,38 +62,82 @@ class XgrCompiled:
         self._compiled = compiled
 
     def matcher(self) -> Matcher:
-        native = _XgrNative(self._backend, xgrammar.GrammarMatcher(self._compiled))
-        return Matcher(native, self._backend.vocab)
+        sequence = xgrammar.GrammarMatcher(self._compiled)
+        backend = self._backend
+        return Matcher(_XgrNative(sequence, backend.vocab, backend.filler), backend.vocab)
+
+
+class _Filler:
+    """The masks of many sequences, by one thread or several, whichever was faster lately."""
+
+    def __init__(self, num_cores: int) -> None:
+        # xgrammar warns when it is given more threads than there are cores.
+        self._by_threads = {
+            n: xgrammar.BatchGrammarMatcher(n) for n in _THREADS if n <= max(1, num_cores)
+        }
+        self._alone_s = self._shared_s = 0.0  # for a mask, lately
+        self._num_calls = 0
+
+    def fill(
+        self, sequences: Sequence[xgrammar.GrammarMatcher], bitmask: Bitmask, rows: list[int]
+    ) -> None:
+        timed = number = len(rows)
+        threads = max(n for n in self._by_threads if n == 1 or n * _ROWS_OF_THREAD <= number)
+        self._num_calls += 1
+        pays = self._shared_s < self._alone_s or self._num_calls % _TRY_EACH == 0
+        if threads > 1 and pays and self._alone_s * number > _WORTH_S:
+            timed = number // _ROWS_OF_THREAD  # how long one thread takes stays known
+        start = time.perf_counter()
+        fill = self._by_threads[1].batch_fill_next_token_bitmask
+        fill(list(sequences[:timed]), bitmask, rows[:timed])
+        middle = time.perf_counter()
+        self._alone_s = _smoothed(self._alone_s, (middle - start) / timed)
+        if timed < number:
+            fill = self._by_threads[threads].batch_fill_next_token_bitmask
+            fill(list(sequences[timed:]), bitmask, rows[timed:])
+            took = time.perf_counter() - middle
+            self._shared_s = _smoothed(self._shared_s, took / (number - timed))
+
+
+def _smoothed(before: float, found: float) -> float:
+    return 0.8 * before + 0.2 * found if before else found
 
 
 class _XgrNative:
-    """Implements ``Native``. The stop ids that xgrammar knows of only show in its masks."""
+    """Implements ``Native``. The stop ids that xgrammar knows of only show in its masks.
 
-    def __init__(self, backend: XgrBackend, sequence: xgrammar.GrammarMatcher) -> None:
-        self._backend = backend
+    xgrammar writes every row whole, and in it nothing but text and stop ids; past the vocabulary,
+    it may write ones.
+    """
+
+    __slots__ = ("_filler", "_vocab", "accept", "sequence")
+
+    def __init__(self, sequence: xgrammar.GrammarMatcher, vocab: Vocab, filler: _Filler) -> None:
+        self.accept = sequence.accept_token  # itself: it is called for each token
         self.sequence = sequence
-
-    def accept(self, token_id: int) -> bool:
-        return bool(self.sequence.accept_token(token_id))
+        self._vocab = vocab
+        self._filler = filler
 
     def can_end(self) -> bool:
         return bool(self.sequence.is_completed())
 
     def fill(self, bitmask: Bitmask, row: int) -> None:
-        if not self.sequence.fill_next_token_bitmask(bitmask, row):
-            bitmask[row] = -1  # then the row need not have been written
+        self.sequence.fill_next_token_bitmask(bitmask, row)
+        if self._vocab.vocab_size % 32:
+            bitmask[row, -1] &= self._vocab.open_row[-1]
 
     def fill_many(self, natives: Sequence[Native], bitmask: Bitmask, rows: Sequence[int]) -> None:
-        bitmask[rows] = -1
         sequences = [native.sequence for native in natives if isinstance(native, _XgrNative)]
         assert len(sequences) == len(natives)
-        self._backend.batch.batch_fill_next_token_bitmask(sequences, bitmask, list(rows))
+        self._filler.fill(sequences, bitmask, list(rows))
+        if self._vocab.vocab_size % 32:
+            bitmask[rows, -1] &= self._vocab.open_row[-1]
 
     def rollback(self, num_tokens: int) -> None:
         self.sequence.rollback(num_tokens)
 
     def fork(self) -> _XgrNative:
-        return _XgrNative(self._backend, self.sequence.fork())
+        return _XgrNative(self.sequence.fork(), self._vocab, self._filler)
 
     def forced_text(self) -> str:
         return self.sequence.find_jump_forward_string()

@@ -36,19 +36,25 @@ from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.state import ProgramRun, ProgramState
 
 if TYPE_CHECKING:
+    from rtlang.backends.anthropic import Anthropic
+    from rtlang.backends.http import HTTP
+    from rtlang.backends.openai import OpenAI
     from rtlang.runtime.engine import Engine
     from rtlang.runtime.result import GenerateResult
-    from rtlang.tool_formats import ToolFormat
+    from rtlang.runtime.tools.formats import ToolFormat
     from rtlang.tools import Tool, Tools, tool
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 -- plain order, as sorted() has it
+    "Anthropic",
     "ChatTemplateWarning",
     "Engine",
     "Failed",
     "ForkGroup",
     "GenerateResult",
+    "HTTP",
+    "OpenAI",
     "Program",
     "ProgramRun",
     "ProgramState",
@@ -84,10 +90,13 @@ __all__ = [
 #: Loaded when first used: the engine needs torch, a program's definition does not; and tools
 #: need more of Python's own library than all the rest of the language.
 _LAZY = {
+    "Anthropic": "rtlang.backends.anthropic",
     "Engine": "rtlang.runtime.engine",
     "GenerateResult": "rtlang.runtime.result",
+    "HTTP": "rtlang.backends.http",
+    "OpenAI": "rtlang.backends.openai",
     "Tool": "rtlang.tools",
-    "ToolFormat": "rtlang.tool_formats",
+    "ToolFormat": "rtlang.runtime.tools.formats",
     "Tools": "rtlang.tools",
     "tool": "rtlang.tools",
 }

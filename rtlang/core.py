@@ -26,6 +26,7 @@ from rtlang.ir import (
     Text,
     ToolGen,
 )
+from rtlang.messages_prompt import MessagesPrompt
 from rtlang.meta import gen_meta, select_meta
 from rtlang.outcome import OneOption, values
 from rtlang.plan import Op, Outline, Slot
@@ -62,7 +63,7 @@ class Core:
         self.slots: dict[str, Slot] = dict(parent.slots) if parent else {}
         self.assigned: dict[str, None] = {}  # names set since the fork, in order
         self.calls: list[CallUsage] = []
-        self.prompt: Prompt = RawPrompt(run.tokenizer)
+        self.prompt: Prompt = RawPrompt(run.tokenizer) if run.takes_ids else MessagesPrompt()
         self.feed: list[str] = []  # all text, for whoever streams it
         self.error: BaseException | None = None
         self.error_seen = False
@@ -89,7 +90,8 @@ class Core:
         with self.run.signal.lock:
             outline = self.outline.copy()
             ops = outline.plan(expr, self.run, where)
-            if outline.mode == "chat" and self.outline.mode != "chat":
+            begins_chat = outline.mode == "chat" and self.outline.mode != "chat"
+            if begins_chat and self.run.takes_ids:
                 check_template(self.run.tokenizer, self.run.defaults.chat_template_kwargs)
             self.outline = outline
             for op in ops:
@@ -197,12 +199,12 @@ class Core:
             case _:
                 raise AssertionError(op)
 
-    def _chat(self) -> ChatPrompt:
+    def _chat(self) -> ChatPrompt | MessagesPrompt:
         if isinstance(self.prompt, RawPrompt):
             assert self.prompt.empty, "the outline lets no role follow raw text"
             kwargs = self.run.defaults.chat_template_kwargs
             self.prompt = ChatPrompt(self.run.tokenizer, kwargs)
-        assert isinstance(self.prompt, ChatPrompt)
+        assert isinstance(self.prompt, ChatPrompt | MessagesPrompt)
         return self.prompt
 
     def _sync(self, where: Where) -> list[int]:
@@ -235,9 +237,11 @@ class Core:
                     self.feed.append(text)
             self.run.signal.chunk()
 
+        messages = self.prompt.asked() if isinstance(self.prompt, MessagesPrompt) else ()
         calls = [
             Call(
                 input_ids=ids,
+                messages=messages,
                 params=params,
                 logprobs=op.logprobs,
                 priority=self.run.defaults.priority,
@@ -250,7 +254,8 @@ class Core:
         ]
         entries = [self._add_call("gen", slot.name, choice) for choice in range(node.n)]
         results = await self._caller.all(calls, entries, on_text)
-        tokenizer, wants = self.run.tokenizer, op.logprobs is not None
+        tokenizer = self.run.tokenizer if self.run.takes_ids else None
+        wants = op.logprobs is not None
         metas = [gen_meta(r, tokenizer, logprobs=wants, with_text=op.with_text) for r in results]
         value, captured = values(node.meaning, results, slot.name)
         meta = metas if node.n > 1 else metas[0]

@@ -9,6 +9,12 @@ RtlangError
 │   ├── PromptTooLong           longer than the context or the KV pool (``limit``)
 │   ├── ChatTemplateError       no template, or the template raised
 │   ├── DuplicateRequestId      the id belongs to a request that still runs
+│   ├── BodyTooLarge            a request's body is beyond the server's limit (``limit``, bytes)
+│   ├── NotAuthenticated        no API key, or one that the server does not know
+│   ├── NotAllowed              the key is not an operator's
+│   ├── NotFound                the server has no such thing
+│   │   └── ModelNotFound           it serves no model of that name
+│   ├── RateLimited             the key's limit is used up (``retry_after``, seconds)
 │   ├── GrammarError            a constraint is wrong (``GrammarSpec``, or compiling it)
 │   │   ├── InvalidJson             a schema's text is not JSON
 │   │   ├── InvalidSchema           no JSON schema (``pointer``, ``keyword``)
@@ -30,7 +36,11 @@ RtlangError
 │   ├── RequestAborted          somebody aborted it
 │   ├── DeadlineExceeded        its timeout passed (``text`` holds what was generated)
 │   ├── EngineBusy              the operation needs an idle engine
+│   ├── QueueFull               as many requests wait as may wait
+│   ├── ServerUnavailable       the server loads its model, or is about to end
+│   ├── ServerUnreachable       no answer came from the server (``sent``: the request may have)
 │   ├── EngineClosed            the engine was closed by its owner
+│   ├── SchedulerStalled        the scheduler lives, and does not answer
 │   └── SchedulerDied           the scheduler's thread or process is gone
 └── ProgramError                an rtlang program is wrong, raised at the line that is
     ├── TruncatedOutput         a typed value was cut by a limit (``text`` holds what there is)
@@ -46,6 +56,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 __all__ = [
+    "BodyTooLarge",
     "ChatTemplateError",
     "ConfigError",
     "ConflictingConstraints",
@@ -70,13 +81,22 @@ __all__ = [
     "InvalidRegex",
     "InvalidSchema",
     "ModelLoadError",
+    "ModelNotFound",
+    "NotAllowed",
+    "NotAuthenticated",
+    "NotFound",
     "NumericalError",
     "ProgramError",
     "PromptTooLong",
+    "QueueFull",
+    "RateLimited",
     "RequestAborted",
     "RequestError",
     "RtlangError",
     "SchedulerDied",
+    "SchedulerStalled",
+    "ServerUnavailable",
+    "ServerUnreachable",
     "ToolError",
     "ToolLoopLimit",
     "TruncatedOutput",
@@ -143,6 +163,30 @@ class ChatTemplateError(RequestError):
 
 class DuplicateRequestId(RequestError):
     code = "duplicate_request_id"
+
+
+class BodyTooLarge(RequestError):
+    code = "body_too_large"
+
+
+class NotAuthenticated(RequestError):
+    code = "invalid_api_key"
+
+
+class NotAllowed(RequestError):
+    code = "permission_denied"
+
+
+class NotFound(RequestError):
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class RateLimited(RequestError):
+    code = "rate_limit_exceeded"
 
 
 class Unsupported(RequestError):
@@ -225,8 +269,24 @@ class EngineBusy(EngineError):
     code = "engine_busy"
 
 
+class QueueFull(EngineError):
+    code = "queue_full"
+
+
+class ServerUnavailable(EngineError):
+    code = "server_unavailable"
+
+
+class ServerUnreachable(EngineError):
+    code = "server_unreachable"
+
+
 class EngineClosed(EngineError):
     code = "engine_closed"
+
+
+class SchedulerStalled(EngineError):
+    code = "scheduler_stalled"
 
 
 class SchedulerDied(EngineError):

@@ -15,9 +15,10 @@ Entry = tuple[float | None, int, str | None]
 
 
 def gen_meta(
-    result: GenerateResult, tokenizer: Tokenizer, *, logprobs: bool, with_text: bool
+    result: GenerateResult, tokenizer: Tokenizer | None, *, logprobs: bool, with_text: bool
 ) -> dict[str, Any]:
-    """Of one generation. The lists of log-probabilities are there if ``logprobs``."""
+    """Of one generation. The lists of log-probabilities are there if ``logprobs``; the ids unless
+    there is no ``tokenizer``, so that there are none."""
     usage = result.usage
     meta: dict[str, Any] = {
         "finish_reason": _finish(result.finish_reason, usage.completion_tokens),
@@ -26,8 +27,9 @@ def gen_meta(
         "computed_tokens": usage.computed_tokens,
         "completion_tokens": usage.completion_tokens,
         "forced_tokens": usage.forced_tokens,
-        "token_ids": list(result.token_ids),
     }
+    if tokenizer is not None:
+        meta["token_ids"] = list(result.token_ids)
     if logprobs:
         names = tokenizer if with_text else None
         for side, entries in (("input", result.prompt_logprobs), ("output", result.logprobs)):

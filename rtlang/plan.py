@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rtlang.backends.base import Capabilities
 from rtlang.errors import ProgramError, Unsupported
@@ -85,6 +85,7 @@ class Outline:
     path: tuple[int, ...] = ()  # of forks and branches down to this state
     mode: str = ""
     role: str | None = None
+    filled: bool = False  # there is something in the open role
     scopes: tuple[str, ...] = ()
     num_unnamed: int = 0
     num_calls: int = 0
@@ -103,7 +104,8 @@ class Outline:
             case Text():
                 if not node.text:
                     return None
-                self._check_place("text")
+                self._check_place("text", run)
+                self.filled = True
                 if node.control and self.role is not None:
                     raise ProgramError(
                         "raw() text inside a role: the chat template owns the control tokens there"
@@ -116,7 +118,7 @@ class Outline:
             case ToolGen():
                 return self._plan_tools(node, run, where)
             case RoleBegin():
-                self._begin_role(node.role)
+                self._begin_role(node, run)
             case RoleEnd():
                 self._end_role(node.role)
             case ScopeBegin():
@@ -130,18 +132,26 @@ class Outline:
         return Op(node, where)
 
     def _plan_gen(self, node: Gen, run: Run, where: Where) -> Op:
-        self._check_place("gen")
+        self._check_place("gen", run)
+        self._check_turn(run)
         _check_capable((*node.sampling, *run.defaults.sampling), run)
+        if run.defaults.seed is not None:
+            _check_capable(("sampling_seed",), run)
         own = dict(node.sampling)
         own.setdefault("sampling_seed", run.derive_seed(self.path, self.num_calls))
         self.num_calls += 1
         logprobs, with_text = run.defaults.logprob_options(node.logprobs)
+        if logprobs is not None and not run.backend.capabilities.logprobs:
+            _refuse(run, "gives no log-probabilities", "return_logprob")
+        params = run.defaults.sampling_params(own)
+        if run.backend.capabilities.check is not None:
+            run.backend.capabilities.check(params)
         return Op(
             node,
             where,
             self._slot(node.name),
             tuple(Slot(name) for name in node.meaning.names) if node.meaning else (),
-            params=run.defaults.sampling_params(own),
+            params=params,
             logprobs=logprobs,
             with_text=with_text,
         )
@@ -149,6 +159,8 @@ class Outline:
     def _plan_tools(self, node: ToolGen, run: Run, where: Where) -> Op:
         if self.mode == "chat" and self.role not in (None, "assistant"):
             raise ProgramError(f"gen(tools=...) in a {self.role} turn: the assistant calls tools")
+        if not run.takes_ids:
+            _refuse(run, "has no chat template, which tells how a model calls tools", "tools")
         if node.tools.choice != "none":
             _check_capable(("grammar",), run)
         op = self._plan_gen(node.gen, run, where)
@@ -157,18 +169,19 @@ class Outline:
         return dataclasses.replace(op, node=node, tools=loop)
 
     def _plan_select(self, node: Select, run: Run, where: Where) -> Op:
-        self._check_place("select")
+        self._check_place("select", run)
         if node.grammar is not None:
             given = {"grammar"} | ({"jump_forward"} & run.defaults.sampling.keys())
             _check_capable(given, run)
+            if not run.takes_ids:
+                _refuse(run, "holds no text to one of several: let it write JSON", "choice")
         elif not run.backend.capabilities.score:
-            raise Unsupported(
-                "this backend gives no log-probabilities to select by", param="select"
-            )
+            _refuse(run, "gives no log-probabilities to select by", "select")
         seed = node.seed
         if seed is None and node.temperature > 0:
             seed = run.derive_seed(self.path, self.num_calls)
         self.num_calls += 1
+        self.filled = True
         params = None if node.grammar is None else _grammar_params(node, seed, run)
         return Op(node, where, self._slot(node.name), params=params, seed=seed)
 
@@ -178,7 +191,9 @@ class Outline:
             self.num_unnamed += 1
         return Slot(name)
 
-    def _check_place(self, what: str) -> None:
+    def _check_place(self, what: str, run: Run) -> None:
+        if not run.takes_ids and self.role is None:
+            _refuse(run, f"takes no token ids, only turns: put {what} into one", "token_ids")
         if self.mode == "chat" and self.role is None:
             raise ProgramError(
                 f"{what} outside a role, in a program with roles: put it into "
@@ -186,14 +201,26 @@ class Outline:
             )
         self.mode = self.mode or "raw"
 
-    def _begin_role(self, role: str) -> None:
+    def _check_turn(self, run: Run) -> None:
+        """Whether a generation may stand here; then it is a part of the open role."""
+        if not run.takes_ids and self.role != "assistant":
+            _refuse(run, f"answers as the assistant, not in a {self.role} turn", "role")
+        if self.filled and not run.backend.capabilities.prefill:
+            why = "gives whole answers: begin a new turn, without text before its gen"
+            _refuse(run, why, "prefill")
+        self.filled = True
+
+    def _begin_role(self, node: RoleBegin, run: Run) -> None:
+        role = node.role
+        if node.template_kwargs and not run.takes_ids:
+            _refuse(run, "has no chat template", "chat_template_kwargs")
         if self.role is not None:
             raise ProgramError(f"{role} begins inside {self.role}: end that role first")
         if self.mode == "raw":
             raise ProgramError(
                 f"{role} begins after text outside a role: put that text into a role, too"
             )
-        self.mode, self.role = "chat", role
+        self.mode, self.role, self.filled = "chat", role, False
 
     def _end_role(self, role: str) -> None:
         if self.role != role:
@@ -217,9 +244,12 @@ def _grammar_params(node: Select, seed: int | None, run: Run) -> SamplingParams:
     )
 
 
+def _refuse(run: Run, why: str, param: str) -> NoReturn:
+    raise Unsupported(f"{type(run.backend).__name__} {why}", param=param)
+
+
 def _check_capable(names: Iterable[str], run: Run) -> None:
     capabilities: Capabilities = run.backend.capabilities
     for name in names:
         if name not in capabilities.sampling:
-            backend = type(run.backend).__name__
-            raise Unsupported(f"{backend} does not support {name}", param=name)
+            _refuse(run, f"does not support {name}", name)

@@ -48,12 +48,16 @@ class Run:
     as well, and ``error`` stands. Guarded by ``signal.lock``."""
 
     def __init__(self, name: str, backend: Backend, defaults: Defaults) -> None:
-        """Raises ``Unsupported`` for a backend that takes no token ids."""
-        if not backend.capabilities.token_ids:
-            raise Unsupported(f"{type(backend).__name__} takes no token ids", param="token_ids")
+        """Raises ``Unsupported`` for options that a backend without token ids cannot have."""
         self.name = name
         self.backend = backend
-        self.tokenizer: Tokenizer = backend.tokenizer
+        self.takes_ids = backend.capabilities.token_ids
+        if not self.takes_ids:
+            for option in ("priority", "chat_template_kwargs"):
+                if getattr(defaults, option):
+                    raise Unsupported(
+                        f"{type(backend).__name__} does not support {option}", param=option
+                    )
         self.defaults = defaults
         self.signal = Signal()
         self.calls: list[CallUsage] = []
@@ -68,6 +72,11 @@ class Run:
         self._numbers = itertools.count()
         self._members: weakref.WeakSet[Member] = weakref.WeakSet()
         self._failed: list[Member] = []
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``Unsupported`` where the backend takes no token ids."""
+        return self.backend.tokenizer
 
     # -- its states -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from rtlang.api import role
 from rtlang.core import Core
-from rtlang.errors import ProgramError, RequestAborted
+from rtlang.errors import ProgramError, RequestAborted, Unsupported
 from rtlang.forks import ForkGroup
 from rtlang.ir import Concat, Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, SetVar, as_expr
 from rtlang.plan import Slot
@@ -145,8 +145,12 @@ class ProgramState:
             return self._core.prompt.messages()
 
     def token_ids(self) -> list[int]:
-        """The ids of the text so far, as the next call would send them. Changes nothing."""
+        """The ids of the text so far, as the next call would send them. Changes nothing. Raises
+        ``Unsupported`` where the backend takes no ids."""
         self.sync()
+        if not self._core.run.takes_ids:
+            backend = type(self._core.run.backend).__name__
+            raise Unsupported(f"{backend} knows no token ids", param="token_ids")
         with self._core.run.signal.lock:
             return self._core.prompt.copy().sync(caller(2))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rtlang import loop
 from rtlang.errors import ToolError
-from rtlang.tool_formats import ToolCall
+from rtlang.runtime.tools.formats import ToolCall
 
 if TYPE_CHECKING:
     from rtlang.tools import Tool

@@ -12,8 +12,8 @@ from rtlang.meta import gen_meta
 from rtlang.prompt import Prompt
 from rtlang.run import Run
 from rtlang.runtime.result import GenerateResult
+from rtlang.runtime.tools.formats import BadCall, ToolCall
 from rtlang.tool_calls import ToolResult, run_calls
-from rtlang.tool_formats import BadCall, ToolCall
 from rtlang.tool_plan import ToolPlan, Turn
 
 if TYPE_CHECKING:

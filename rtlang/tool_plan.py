@@ -11,8 +11,8 @@ import msgspec
 from rtlang.errors import ConflictingConstraints, Unsupported
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.tokenizer import Tokenizer
-from rtlang.tool_formats import ToolCall, ToolFormat, grammar, read_calls
-from rtlang.tool_style import chosen_format, lead_ids, style_of
+from rtlang.runtime.tools.formats import ToolCall, ToolFormat, grammar, read_calls
+from rtlang.runtime.tools.style import chosen_format, lead_ids, style_of
 
 if TYPE_CHECKING:
     from rtlang.tools import Tool, Tools

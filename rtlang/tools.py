@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,8 @@ from rtlang import tool_docs
 from rtlang.errors import InvalidParameter, ProgramError
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.tokenizer import Tokenizer
-from rtlang.tool_formats import PLAIN, ToolFormat
+from rtlang.runtime.tools.describe import describe
+from rtlang.runtime.tools.formats import PLAIN, ToolFormat
 from rtlang.tool_loop import ToolLoop
 from rtlang.tool_plan import ToolPlan
 from rtlang.tool_schema import Parameters
@@ -179,10 +179,7 @@ class Tools:
 
     def describe(self) -> str:
         """A text for a system prompt, for models whose chat template does not tell of tools."""
-        lines = ["You may call these functions:"]
-        lines += [json.dumps(s["function"], ensure_ascii=False) for s in self.schemas()]
-        lines += ["To call one, write exactly this, with its name and its arguments:"]
-        return "\n".join([*lines, (self.format or PLAIN).sample()])
+        return describe(self.schemas(), self.format or PLAIN)
 
     def planned(self, params: SamplingParams, tokenizer: Tokenizer, *, chat: bool) -> ToolLoop:
         """For one gen on a model. Raises what ``ToolPlan`` does."""

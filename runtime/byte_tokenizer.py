@@ -33,6 +33,11 @@ class ByteTokenizer:
         self._chat = chat
         self._bos = [BOS] if bos else []
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What makes an equal one."""
+        return {"vocab_size": self.vocab_size, "chat": self._chat, "bos": bool(self._bos)}
+
     def __repr__(self) -> str:
         return f"ByteTokenizer(vocab_size={self.vocab_size})"
 

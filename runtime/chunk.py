@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from rtlang.runtime.messages import FinishReason, TokenLogprobs, Usage
+from rtlang.runtime.messages import FinishReason, Timings, TokenLogprobs, Usage
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class Chunk:
     choice: int = 0  # which of n siblings
     finish: FinishReason | None = None
     usage: Usage | None = None  # with ``finish``
+    timings: Timings | None = None  # with ``finish``
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     #: with ``finish``: how many of all generated ids belong to the text before the stop, and the

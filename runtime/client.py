@@ -139,6 +139,8 @@ class SchedulerClient:
             self._calls[call_id] = call
             self._send(make(call_id))
         if not call.event.wait(timeout):
+            with self._lock:
+                self._calls.pop(call_id, None)
             raise DeadlineExceeded(f"the scheduler did not answer within {timeout} s")
         if call.error is not None:
             raise call.error
@@ -180,7 +182,7 @@ class SchedulerClient:
                 stream = self._forget(message.rid)
                 if stream is not None:
                     error = from_wire(message.code, message.message, message.data)
-                    error.data["usage"] = message.usage
+                    error.data |= {"usage": message.usage, "timings": message.timings}
                     waiters.append(stream.fail(error))
             case Reply():
                 self._answer(message)

@@ -26,6 +26,9 @@ from rtlang.runtime.req import Req, ReqState
 #: Seconds for one request's mask; so many in a row above it end the request.
 MAX_FILL_S, MAX_SLOW_FILLS = 0.05, 3
 
+#: Words without one of their bits.
+_ALL_BUT = ~(np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+
 Failure = tuple[Req, RtlangError]
 
 
@@ -78,32 +81,43 @@ class Constraints:
     def fill(self, batch: Batch, bitmask: Bitmask) -> list[Failure]:
         """Write row j of ``bitmask`` for each sample j that is under a constraint; returns the
         requests that cannot go on. Rows of requests that have ended allow everything."""
+        start = time.perf_counter()
         filled: list[int] = []
         reqs: list[Req] = []
+        matchers: list[Matcher] = []
+        held: list[int] = []
+        at = batch.sample_rows.tolist()
         for j in batch.masked:
-            req = batch.reqs[batch.sample_rows[j]]
+            req = batch.reqs[at[j]]
             if req.state is ReqState.FINISHED:
                 bitmask[j] = -1
                 continue
-            assert req.matcher is not None and req.matcher.num_accepted == req.output_len, req
+            matcher, output_len = req.matcher, req.output_len
+            assert matcher is not None and matcher.num_accepted == output_len, req
+            if output_len < req.params.min_new_tokens:
+                held.append(len(reqs))
             filled.append(j)
             reqs.append(req)
+            matchers.append(matcher)
         if not reqs:
             return []
-        start = time.perf_counter()
-        failures = self._fill(reqs, bitmask, filled)
-        alive = np.any(bitmask[: filled[-1] + 1], axis=1).tolist()
-        for req, j in zip(reqs, filled, strict=True):
-            if not alive[j]:
-                failures.append((req, GrammarDeadEnd("the constraint allows no token")))
-                bitmask[j] = -1
-            elif req.output_len < req.params.min_new_tokens:
-                _hold_back(bitmask[j], req)
+        failures = self._fill(reqs, matchers, bitmask, filled)
+        for i in held:
+            _hold_back(bitmask[filled[i]], reqs[i])
+        bits = np.bitwise_or.reduce(bitmask[: filled[-1] + 1], axis=1)  # of any token
+        for i in np.flatnonzero(bits[filled] == 0).tolist():
+            failures.append((reqs[i], GrammarDeadEnd("the constraint allows no token")))
+            bitmask[filled[i]] = -1
         self._fill_s.append((time.perf_counter() - start) / len(reqs))
         return failures
 
-    def _fill(self, reqs: Sequence[Req], bitmask: Bitmask, rows: Sequence[int]) -> list[Failure]:
-        matchers = [req.matcher for req in reqs if req.matcher is not None]
+    def _fill(
+        self,
+        reqs: Sequence[Req],
+        matchers: Sequence[Matcher],
+        bitmask: Bitmask,
+        rows: Sequence[int],
+    ) -> list[Failure]:
         if len(reqs) >= BATCH_FROM and not self._time_each:
             start = time.perf_counter()
             fill_batch(matchers, bitmask, rows)
@@ -135,8 +149,8 @@ class Constraints:
 
 def _hold_back(words: Bitmask, req: Req) -> None:
     """The minimum length: no stop id yet, unless nothing else may follow."""
-    assert req.matcher is not None
-    stops = req.matcher.vocab.row_of(req.stop_ids)
-    others = words & ~stops
+    others = words.copy()
+    for i in req.stop_ids:
+        others[i // 32] &= _ALL_BUT[i % 32]
     if np.any(others):
         words[:] = others

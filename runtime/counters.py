@@ -27,6 +27,7 @@ class Counters:
     recomputed_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
+    output_tokens: int = 0  # so far, of running requests too
     num_steps: int = 0
     num_extend_steps: int = 0
     num_decode_steps: int = 0

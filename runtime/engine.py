@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,8 +20,8 @@ from rtlang.runtime import admission
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.detokenizer import Detokenizer
 from rtlang.runtime.executor import ModelInfo, ModelSource
-from rtlang.runtime.job import CallOptions, Job, split_params, split_prompts
-from rtlang.runtime.launch import launch, load_source, resolve_config
+from rtlang.runtime.job import Ask, CallOptions, Job, split_params, split_prompts
+from rtlang.runtime.launch import Launched, attach, launch, load_source, resolve_config
 from rtlang.runtime.messages import Generate
 from rtlang.runtime.sampling.seeds import derive_seed
 from rtlang.runtime.sampling_params import SamplingParams
@@ -44,10 +44,23 @@ class Engine:
         name = model if isinstance(model, str) else type(model).__name__
         self.config = resolve_config(EngineConfig.from_kwargs(model=name, **config), source)
         source = source or load_source(self.config)
-        self._tokenizer = source.tokenizer
+        self._use(source.tokenizer, launch(self.config, source))
+
+    @classmethod
+    def attach(cls, config: EngineConfig, endpoint: str, death: Callable[[], str | None]) -> Engine:
+        """Another handle of a scheduler that runs in a process of its own. ``config``: resolved,
+        the scheduler's; ``death``: why the scheduler has ended, None while it lives. Closing it
+        ends this handle's requests, not the scheduler."""
+        engine = cls.__new__(cls)
+        engine.config = config
+        engine._use(load_source(config).tokenizer, attach(endpoint, death))
+        return engine
+
+    def _use(self, tokenizer: Tokenizer | None, launched: Launched) -> None:
+        self._tokenizer = tokenizer
         self._rids: dict[str, str] = {}  # a caller's request id -> ours, while it runs
-        self._launched = launch(self.config, source)
-        self._client = self._launched.client
+        self._launched = launched
+        self._client = launched.client
         limits = self._client.limits
         self.info = ModelInfo(**{**limits["info"], "eos_ids": frozenset(limits["info"]["eos_ids"])})
 
@@ -68,6 +81,11 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         return self._client.dead is None
+
+    @property
+    def client_id(self) -> bytes:
+        """How the scheduler knows this handle: so that somebody else can tell it of its end."""
+        return self._client.id
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -167,10 +185,20 @@ class Engine:
 
     # -- the engine -------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, Any]:
-        """Counters, queue states and memory; see ``docs/engine.md``."""
-        stats: dict[str, Any] = self._client.call("stats")
+    def stats(self, timeout: float | None = None) -> dict[str, Any]:
+        """Counters, queue states and memory; see ``docs/engine.md``. Raises ``DeadlineExceeded``
+        where the scheduler has not answered after ``timeout`` seconds."""
+        stats: dict[str, Any] = self._client.call("stats", timeout)
         return stats
+
+    def cache_tree(
+        self, *, max_nodes: int = 300, max_ids: int = 64, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """The radix tree as data; see ``runtime.mem.snapshot``."""
+        tree: dict[str, Any] = self._client.call(
+            "tree", timeout, max_nodes=max_nodes, max_ids=max_ids
+        )
+        return tree
 
     def flush_cache(self) -> None:
         """Forget every cached prefix. Raises ``EngineBusy`` while a request runs or waits."""
@@ -205,23 +233,36 @@ class Engine:
         call = CallOptions.parse(options)
         if call.rid is not None and len(given) > 1:
             raise InvalidParameter("a rid names one request, not a batch", param="rid")
-        ready: list[tuple[bytes, SamplingParams]] = []
+        asks: list[Ask] = []
         all_params = split_params(sampling_params, len(given))
         for index, (prompt, params) in enumerate(zip(given, all_params, strict=True)):
             try:
                 ids, chat = self._encode(prompt, call.chat_template_kwargs)
-                params = self._prepare(params, chat=chat)
-                packed = self._check(ids, params, call)
             except RtlangError as error:
                 error.index = index
                 raise
-            ready.append((packed, params))
+            asks.append(Ask(ids, params, call, chat))
+        return self.submit(asks, stream=stream, is_batch=is_batch)
+
+    def submit(self, asks: Sequence[Ask], *, stream: bool, is_batch: bool = True) -> Job:
+        """Check all requests, then send them all. ``stream``: chunks come as tokens do (see
+        ``stream_interval``), else all at the end. Raises the first refusal, with its ``index``,
+        before anything is sent."""
+        ready: list[tuple[bytes, SamplingParams]] = []
+        for index, ask in enumerate(asks):
+            try:
+                params = self._prepare(ask.params, chat=ask.chat)
+                ready.append((self._check(ask.ids, params, ask.options), params))
+            except RtlangError as error:
+                error.index = index
+                raise
         queue = ChunkQueue()
         streams: list[EngineStream] = []
         interval = None if stream else ALL_AT_ONCE
         for index, (packed, params) in enumerate(ready):
+            options = asks[index].options
             for choice in range(params.n):
-                options_of = call if choice == 0 else dataclasses.replace(call, rid=None)
+                options_of = options if choice == 0 else dataclasses.replace(options, rid=None)
                 where = {"index": index, "choice": choice}
                 streams.append(
                     self._send(packed, params, options_of, queue, interval=interval, **where)

@@ -15,6 +15,7 @@ from rtlang.runtime.req import Req
 class Hold:
     """One announced fork. ``node`` is locked once the announcement has been computed."""
 
+    client: bytes  # whose announcement it was; branches may come from others that know its id
     announcement: Req | None  # while it is being computed
     remaining: int  # branches neither admitted nor closed
     node: TreeNode | None = None
@@ -23,58 +24,58 @@ class Hold:
 
 
 class ForkHolds:
-    """All announced forks of a scheduler, by (client, fork id)."""
+    """All announced forks of a scheduler, by fork id, which is drawn at random."""
 
     def __init__(self, cache: RadixCache, *, max_held_len: int, hold_s: float) -> None:
         self._cache = cache
         self._max_held_len = max_held_len
         self._hold_s = hold_s
-        self._holds: dict[tuple[bytes, str], Hold] = {}
+        self._holds: dict[str, Hold] = {}
         self.held_len = 0  # sum over holds; what two of them share counts twice
 
     def __len__(self) -> int:
         return len(self._holds)
 
     def announce(self, req: Req) -> None:
-        self._holds[req.client, req.fork_id] = Hold(req, req.announce)
+        self._holds[req.fork_id] = Hold(req.client, req, req.announce)
 
     def is_pending(self, req: Req) -> bool:
         """Whether the prefix that ``req`` branches from is announced and not planned yet."""
-        hold = self._holds.get((req.client, req.fork_id))
+        hold = self._holds.get(req.fork_id)
         if hold is None or hold.announcement is None or hold.announcement is req:
             return False
         return hold.announcement.computed_len < len(hold.announcement.ids)
 
     def computed(self, req: Req, now: float) -> None:
         """The announcement ``req`` is done and still holds its lock: take over."""
-        hold = self._holds.get((req.client, req.fork_id))
+        hold = self._holds.get(req.fork_id)
         if hold is None or hold.announcement is not req:
             return
         hold.announcement = None
         length = req.tree_len
         if req.node is None or length == 0 or self.held_len + length > self._max_held_len:
-            self._drop((req.client, req.fork_id))  # cached all the same, only not locked
+            self._drop(req.fork_id)  # cached all the same, only not locked
             return
         self._cache.inc_lock_ref(req.node)
         hold.node, hold.held_len, hold.expires = req.node, length, now + self._hold_s
         self.held_len += length
 
-    def closed(self, client: bytes, fork_id: str, count: int = 1) -> None:
+    def closed(self, fork_id: str, count: int = 1) -> None:
         """``count`` branches were admitted, or will never come."""
-        hold = self._holds.get((client, fork_id))
+        hold = self._holds.get(fork_id)
         if hold is not None:
             hold.remaining -= count
             if hold.remaining <= 0:
-                self._drop((client, fork_id))
+                self._drop(fork_id)
 
     def lost(self, req: Req) -> None:
         """The announcement ``req`` failed or was aborted: its branches stand alone."""
-        hold = self._holds.get((req.client, req.fork_id))
+        hold = self._holds.get(req.fork_id)
         if hold is not None and hold.announcement is req:
-            self._drop((req.client, req.fork_id))
+            self._drop(req.fork_id)
 
     def drop_client(self, client: bytes) -> None:
-        for key in [k for k in self._holds if k[0] == client]:
+        for key in [k for k, h in self._holds.items() if h.client == client]:
             self._drop(key)
 
     def expire(self, now: float) -> None:
@@ -93,7 +94,7 @@ class ForkHolds:
         times = [h.expires for h in self._holds.values() if h.node is not None]
         return min(times, default=None)
 
-    def _drop(self, key: tuple[bytes, str]) -> None:
+    def _drop(self, key: str) -> None:
         hold = self._holds.pop(key)
         if hold.node is not None:
             self._cache.dec_lock_ref(hold.node)

@@ -12,7 +12,7 @@ from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.messages import LogprobOptions
 from rtlang.runtime.result import GenerateResult, collect
 from rtlang.runtime.sampling_params import SamplingParams
-from rtlang.runtime.stream import ChunkQueue, EngineStream
+from rtlang.runtime.stream import ChunkQueue, EngineStream, wake
 
 T = TypeVar("T")
 
@@ -63,6 +63,16 @@ class CallOptions:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt of a call. ``chat``: the model's chat defaults apply."""
+
+    ids: Sequence[int]
+    params: SamplingParams
+    options: CallOptions
+    chat: bool = False
+
+
 def split_prompts(prompts: Any) -> tuple[list[Any], bool]:
     """(prompts, is a batch). One prompt is a text, a list of ids, or a list of messages."""
     if isinstance(prompts, str):
@@ -98,9 +108,18 @@ class Job:
         self._is_batch = is_batch
         self._ns = ns
 
-    def abort(self) -> None:
+    def abort(self, index: int | None = None) -> None:
+        """``index``: only the requests of that prompt."""
         for stream in self._streams:
-            stream.abort()
+            if index is None or stream.index == index:
+                stream.abort()
+
+    def fail(self, error: RtlangError) -> None:
+        """Whoever reads the chunks gets those that have come, then ``error``. For a scheduler
+        that does not answer: the requests are aborted when it hears of it."""
+        waiter = self._queue.put(error)
+        wake([waiter] if waiter is not None else [])
+        self.abort()
 
     def iterate(self) -> Iterator[Chunk]:
         """Chunks of all requests as they come. Raises the first error, or (left early, or dropped
@@ -132,6 +151,11 @@ class Job:
                 yield chunk
         finally:
             self.abort()
+
+    async def atake(self) -> Chunk | RtlangError:
+        """What comes next, of whichever request: for who left the iteration and wants to know how
+        the requests end. It must know that something comes."""
+        return await self._queue.atake()
 
     def gather(self) -> list[Chunk | RtlangError]:
         """Everything, until all requests have ended; errors as items."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -57,9 +59,15 @@ class Launched:
         client: SchedulerClient,
         join: Callable[[], None],
         pid: int,
+        endpoint: str,
+        *,
+        owns: bool = True,
     ) -> None:
+        """``endpoint``: where further clients find the scheduler; ``owns``: closing ends it."""
         self.client = client
         self.pid = pid  # of the process that the scheduler runs in
+        self.endpoint = endpoint
+        self._owns = owns
         self._context = context
         self._join = join
         self._closed = False
@@ -68,7 +76,7 @@ class Launched:
         if self._closed:
             return
         self._closed = True
-        if self.client.dead is None:
+        if self.client.dead is None and self._owns:
             with contextlib.suppress(EngineError):  # it ended by itself, or is stuck: join decides
                 self.client.call("shutdown", CLOSE_S)
         self._join()
@@ -93,7 +101,7 @@ def _launch_thread(config: EngineConfig, source: ModelSource) -> Launched:
         return None if thread.is_alive() else "the scheduler's thread has ended"
 
     client = SchedulerClient(context, endpoint, f"{endpoint}-client", death)
-    return Launched(context, client, lambda: thread.join(CLOSE_S), os.getpid())
+    return Launched(context, client, lambda: thread.join(CLOSE_S), os.getpid(), endpoint)
 
 
 def _launch_process(config: EngineConfig) -> Launched:
@@ -110,13 +118,16 @@ def _launch_process(config: EngineConfig) -> Launched:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     assert process.stdin is not None and process.stdout is not None
+    at_exit = functools.partial(_end_process, process, folder, 0.0)
+    atexit.register(at_exit)  # whoever ends without closing it leaves nothing behind
     job = {"config": dataclasses.asdict(config), "endpoint": endpoint, "started": time.time()}
     try:
         process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
         _raise_start_error(process.stdout.readline())
     except BaseException:
-        _end_process(process, folder, 0.0)
+        at_exit()
+        atexit.unregister(at_exit)
         raise
 
     def death() -> str | None:
@@ -125,7 +136,20 @@ def _launch_process(config: EngineConfig) -> Launched:
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = SchedulerClient(context, endpoint, f"ipc://{folder}/client", death)
-    return Launched(context, client, lambda: _end_process(process, folder, CLOSE_S), process.pid)
+
+    def join() -> None:
+        _end_process(process, folder, CLOSE_S)
+        atexit.unregister(at_exit)
+
+    return Launched(context, client, join, process.pid, endpoint)
+
+
+def attach(endpoint: str, death: Callable[[], str | None]) -> Launched:
+    """A further client of the scheduler at an ``ipc://`` endpoint, from another process."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    replies = f"{endpoint}-{uuid.uuid4().hex[:12]}"
+    client = SchedulerClient(context, endpoint, replies, death)
+    return Launched(context, client, lambda: None, 0, endpoint, owns=False)
 
 
 def _end_process(process: subprocess.Popen[bytes], folder: str, patience_s: float) -> None:

@@ -65,8 +65,9 @@ class Hello(msgspec.Struct, tag=True, array_like=True):
 
 
 class Control(msgspec.Struct, tag=True, array_like=True):
-    """``op``: "flush", "stats", "check" (memory law), "profile" (args: path, num_steps),
-    "finish_profile", "leave" (drop all I have), "shutdown"; answered by one ``Reply``."""
+    """``op``: "flush", "stats", "tree" (args: max_nodes, max_ids), "check" (memory law),
+    "profile" (args: path, num_steps), "finish_profile", "leave" (drop all I have), "shutdown";
+    answered by one ``Reply``."""
 
     call_id: str
     op: str
@@ -117,6 +118,28 @@ class Usage(msgspec.Struct, array_like=True, kw_only=True):
         return Usage(**{n: getattr(self, n) + getattr(other, n) for n in names})
 
 
+class Timings(msgspec.Struct, array_like=True, kw_only=True):
+    """Seconds of one request by the scheduler's clock, from its arrival there to its end. The
+    four stages add up to the whole; a retracted request goes through some of them again.
+
+    compiling      its constraint is being compiled
+    queued         in the queue, for the first time or after a retraction
+    prefill        out of the queue, its next token is not known yet
+    decode         between tokens
+    first_token    from the arrival until its first token was known; None: there was none
+    """
+
+    compiling_s: float = 0.0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    first_token_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        return self.compiling_s + self.queued_s + self.prefill_s + self.decode_s
+
+
 class Output(msgspec.Struct, array_like=True, kw_only=True):
     """What one step gave one request. The first one of a request carries its prompt logprobs."""
 
@@ -126,6 +149,7 @@ class Output(msgspec.Struct, array_like=True, kw_only=True):
     usage: Usage | None = None  # with ``finish``
     logprobs: list[TokenLogprobs] | None = None  # one per id
     prompt_logprobs: list[TokenLogprobs] | None = None
+    timings: Timings | None = None  # with ``finish``
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
@@ -136,6 +160,7 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
     message: str
     data: dict[str, Any] = {}
     usage: Usage | None = None
+    timings: Timings | None = None
 
 
 class Outputs(msgspec.Struct, tag=True, array_like=True):

@@ -28,6 +28,8 @@ class Outbox:
     def send_held(self, req: Req, now: float) -> None:
         usage = req.usage if req.finish is not None else None
         output = Output(rid=req.rid, ids=req.held_ids, finish=req.finish, usage=usage)
+        if req.finish is not None:
+            output.timings = req.clock.read(now)
         req.held_ids, req.sent_at = [], now
         if req.held_logprobs:
             output.logprobs, req.held_logprobs = req.held_logprobs, []
@@ -39,7 +41,8 @@ class Outbox:
     def fail(self, req: Req, code: str, message: str, data: dict[str, Any], now: float) -> None:
         if req.held_ids:
             self.send_held(req, now)
-        self._failed.append((req.client, Failed(req.rid, code, message, data, req.usage)))
+        told = req.usage, req.clock.read(now)
+        self._failed.append((req.client, Failed(req.rid, code, message, data, *told)))
 
     def drop_client(self, client: bytes) -> None:
         self._outputs.pop(client, None)

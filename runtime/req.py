@@ -11,6 +11,7 @@ from rtlang.runtime.batch import NEVER
 from rtlang.runtime.mem.radix_cache import TreeNode
 from rtlang.runtime.messages import FinishReason, LogprobOptions, TokenLogprobs, Usage
 from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.stage_clock import StageClock
 from rtlang.runtime.stops import StopChecker
 
 
@@ -65,6 +66,7 @@ class Req:
     held_ids: list[int] = dataclasses.field(default_factory=list)  # not sent yet
     held_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     usage: Usage = dataclasses.field(default_factory=Usage)
+    clock: StageClock = dataclasses.field(default_factory=StageClock)
     finish: FinishReason | None = None
     high_water: int = 0  # longest computed_len ever: what is computed below it is a recomputation
     arrival: int = 0  # order of arrival
@@ -81,6 +83,26 @@ class Req:
     @property
     def extend_len(self) -> int:
         return len(self.ids) - self.computed_len
+
+    def arrive(self, number: int, step: int, now: float) -> None:
+        """At the scheduler, as its ``number``-th request, before step ``step``."""
+        self.arrival, self.arrival_step = number, step
+        self.usage.prompt_tokens = self.prompt_len
+        self.clock.arrive(now, compiling=self.state is ReqState.COMPILING)
+
+    def start(self, now: float) -> None:
+        """It has its row and its hit, which is counted as far as it never was."""
+        hit = min(self.computed_len, self.prompt_len)
+        self.usage.cached_tokens += max(0, hit - self.high_water)
+        self.high_water = max(self.high_water, self.computed_len)
+        self.state = ReqState.PREFILL
+        self.clock.prefill(now)
+
+    def retract(self, now: float) -> None:
+        """Its memory was taken away; it is queued again."""
+        self.state = ReqState.RETRACTED
+        self.usage.num_retractions += 1
+        self.clock.queue(now)
 
     def finish_after(self, token: int) -> FinishReason | None:
         """Why the request ends with ``token``, its last one, if it does. Precedence: EOS or stop

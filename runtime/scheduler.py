@@ -120,12 +120,11 @@ class Scheduler:
         self.counters.num_requests += 1
         self.counters.num_announced += bool(req.announce)
         self._arrivals += 1
-        req.arrival, req.arrival_step = self._arrivals, self.counters.num_steps
-        req.usage.prompt_tokens = req.prompt_len
+        req.arrive(self._arrivals, self.counters.num_steps, self.clock())
         self._reqs[key] = req
         limit = self.config.max_queued_requests
         if limit is not None and len(self.waiting) + len(self.compiling) >= limit:
-            self._fail(req, "engine_busy", f"{limit} requests are waiting already")
+            self._fail(req, "queue_full", f"{limit} requests are waiting already")
             return
         if req.announce:
             self.holds.announce(req)
@@ -136,7 +135,8 @@ class Scheduler:
         """The request's constraint is ready, if the request still wants it."""
         if req.state is ReqState.COMPILING:
             self.compiling.remove(req)
-            req.matcher, req.state = matcher, ReqState.WAITING
+            req.matcher, req.state, self._now = matcher, ReqState.WAITING, self.clock()
+            req.clock.queue(self._now)
             self.waiting.append(req)
             if req.jumps:
                 self._append_forced(req)
@@ -315,12 +315,9 @@ class Scheduler:
 
     def _start(self, req: Req) -> None:
         """``req`` has its row: account for its hit, tell its fork."""
-        hit = min(req.computed_len, req.prompt_len)
-        req.usage.cached_tokens += max(0, hit - req.high_water)
-        req.high_water = max(req.high_water, req.computed_len)
         if req.state is ReqState.WAITING and req.fork_id and not req.announce:
-            self.holds.closed(req.client, req.fork_id)
-        req.state = ReqState.PREFILL
+            self.holds.closed(req.fork_id)
+        req.start(self.clock())
         self.prefilling.append(req)
 
     def _plan_chunk(self, req: Req, budget: int, chunks: list[tuple[Req, int]]) -> int:
@@ -411,8 +408,7 @@ class Scheduler:
             self.outbox.send_held(req, self._now)
         self.kv.release(req)
         self._leave(req)
-        req.state = ReqState.RETRACTED
-        req.usage.num_retractions += 1
+        req.retract(self.clock())
         self.counters.num_retractions += 1
         self._new_token_ratio = min(self._new_token_ratio + 0.2, 1.0)
         self.waiting.append(req)
@@ -453,6 +449,9 @@ class Scheduler:
     def _append(self, req: Req, token: int, logprob: TokenLogprobs | None) -> None:
         """One more token: sampled, or forced by the request's constraint."""
         req.ids.append(token)
+        self.counters.output_tokens += 1
+        if req.clock.awaits_token:
+            req.clock.token(self._now)
         try:
             if req.matcher is not None and not req.matcher.accept(token):
                 raise GrammarDesync(f"token {token} at {req.output_len - 1} breaks the constraint")
@@ -519,7 +518,7 @@ class Scheduler:
         if req.announce:
             self.holds.computed(req, self.clock())
         self._end(req, finish=FinishReason("length", None, "max_new_tokens"))
-        self.outbox.emit(req, [], None, self._now)
+        self.outbox.emit(req, [], None, self.clock())
 
     def _run(self, req: Req) -> None:
         req.state = ReqState.RUNNING
@@ -537,7 +536,7 @@ class Scheduler:
         if req.announce:
             self.holds.lost(req)
         self._end(req, failed=True, publish=publish)
-        self.outbox.fail(req, code, message, data or {}, self._now)
+        self.outbox.fail(req, code, message, data or {}, self.clock())
 
     def _end(
         self,
@@ -551,7 +550,7 @@ class Scheduler:
         assert req.state is not ReqState.FINISHED, req
         queued = req.state in (ReqState.WAITING, ReqState.COMPILING)
         if queued and req.fork_id and not req.announce:
-            self.holds.closed(req.client, req.fork_id)
+            self.holds.closed(req.fork_id)
         req.usage.completion_tokens = req.output_len
         if req.num_inflight:
             self._ending[req] = publish

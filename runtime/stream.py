@@ -153,6 +153,7 @@ class EngineStream:
         if output.finish is not None:
             self._end()
             chunk.finish, chunk.usage = output.finish, output.usage
+            chunk.timings = output.timings
             if detokenizer is not None:
                 chunk.kept_ids, chunk.kept_text = detokenizer.kept_ids, detokenizer.kept_text
         return self.queue.put(chunk)

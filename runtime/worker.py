@@ -24,6 +24,7 @@ from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.constraints import Constraints
 from rtlang.runtime.executor import Executor, Step
 from rtlang.runtime.jump import forced_ids
+from rtlang.runtime.mem.snapshot import tree_snapshot
 from rtlang.runtime.messages import (
     Abort,
     CloseBranches,
@@ -181,7 +182,7 @@ class Worker:
             case Abort():
                 self.scheduler.abort(client, message.rid)
             case CloseBranches():
-                self.scheduler.holds.closed(client, message.fork_id, message.count)
+                self.scheduler.holds.closed(message.fork_id, message.count)
             case Control():
                 self._control(client, message)
             case Hello():
@@ -248,6 +249,8 @@ class Worker:
             value["host_us_per_decode_step"] = spent * 1e6
         elif message.op == "check":
             scheduler.check()
+        elif message.op == "tree":
+            value = tree_snapshot(scheduler.cache, **message.args)
         elif message.op == "flush":
             counts = scheduler.counts()
             if scheduler.has_work:

@@ -24,13 +24,17 @@ logger = logging.getLogger("rtlang.runtime.worker_main")  # it runs as __main__
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    # Its end comes by the pipe, and is the caller's to decide: what is sent to a whole group of
+    # processes (Ctrl-C, a service manager's stop) must not cut requests that may run to their end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # Only this protocol may write to the pipe; whatever else prints goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.basicConfig(format="%(name)s: %(message)s")  # to standard error
     logging.getLogger("rtlang").setLevel(logging.INFO)
     job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()  # also while the model loads
     logger.info("process and imports: %.1f s", time.time() - job["started"])
     try:
         config = EngineConfig(**job["config"])
@@ -48,7 +52,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     _answer(answers, ready=True)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     worker.run()
 
 
@@ -58,7 +61,8 @@ def _answer(answers: Any, **fields: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.read()
+    while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold at the end
+        pass
     os._exit(0)
 
 

@@ -55,6 +55,8 @@ def test_it_is_answered_in_time_and_a_stream_beside_it_goes_on(
     make_engine: MakeEngine, name: str
 ) -> None:
     engine = make_engine(ScriptedModel(["x"], step_s=0.005), max_total_tokens=20_000)
+    # A model's tokenizer brings nearly all that the engine of masks imports; a stand-in does not.
+    assert engine.generate("p", {"regex": "ok"}).text == "ok"
     gaps: list[float] = []
     done = threading.Event()
 
@@ -84,9 +86,11 @@ def test_it_is_answered_in_time_and_a_stream_beside_it_goes_on(
     worst = sorted(gaps)[-3:]
     print(f"{name}: {outcome} in {took:.2f} s, largest gaps {worst}, {grown:.2f} GiB more")
     assert not thread.is_alive()
-    assert took < 12 + 8, "importing the engine of masks takes some seconds of the first one"
+    assert outcome == "text" or outcome.startswith(("grammar_", "invalid_"))
+    assert outcome not in ("grammar_desync", "grammar_dead_end"), "a bug of ours"
+    assert took < 12 + 8, "the process of trials takes some seconds to start"
     assert grown < 1.0
-    assert engine.generate("p", {"regex": "ok"}).text == "ok"
+    assert engine.generate("p", {"regex": "o.*k"}).text[:1] == "o"
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)

@@ -16,8 +16,13 @@ CLIENT_SURFACE = {
     "rtlang.runtime.job",
     "rtlang.runtime.messages",
     "rtlang.runtime.result",
+    "rtlang.runtime.sampling.seeds",
     "rtlang.runtime.sampling_params",
     "rtlang.runtime.tokenizer",
+    "rtlang.runtime.tokenizer_files",
+    "rtlang.runtime.tools.describe",
+    "rtlang.runtime.tools.formats",
+    "rtlang.runtime.tools.style",
 }
 
 #: Of the grammars: constraints as data, and what reads them. None of it matches tokens.
@@ -56,6 +61,13 @@ LATE_IMPORTS = {
     ("rtlang.runtime.checkpoint", "rtlang.runtime.hf_tokenizer"),  # loads transformers
     ("rtlang.runtime.gpu.backends", "rtlang.kernels.attention.flashinfer_backend"),  # optional
     ("rtlang.runtime.models.convert", "rtlang.runtime.models.gguf"),  # loads transformers' models
+    ("rtlang.cli.bench_serve", "rtlang.loadtest.client"),  # optional: httpx
+    ("rtlang.cli.bench_serve", "rtlang.loadtest.plot"),  # optional: matplotlib
+    ("rtlang.cli.common", "rtlang.runtime.engine"),  # loads torch
+    ("rtlang.cli.serve", "rtlang.runtime.server.supervisor"),  # loads torch; the port comes first
+    ("rtlang.runtime.server.observability", "rtlang.runtime.server.tracing"),  # optional
+    ("rtlang.runtime.server.observability", "rtlang.runtime.server.usage"),  # loads SQLAlchemy
+    ("rtlang.runtime.tokenizer_files", "rtlang.runtime.hf_tokenizer"),  # loads transformers
 }
 
 #: Decides without a device: imports no torch, neither itself nor through others.
@@ -78,6 +90,7 @@ TORCH_FREE = [
     "req",
     "sampling_params",
     "scheduler",
+    "stage_clock",
     "stops",
     "tokenizer",
 ]
@@ -174,6 +187,7 @@ def loaded(imports: list[str], watched: list[str]) -> list[str]:
 def test_importing_the_language_loads_no_engine() -> None:
     heavy = ["torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf"]
     heavy += ["accelerate", "zmq", "numpy", "jinja2", "rich", "xgrammar", "regex"]
+    heavy += ["httpx", "pydantic", "fastapi", "matplotlib"]
     assert loaded(["rtlang"], heavy) == []
 
 

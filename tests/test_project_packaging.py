@@ -38,10 +38,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_holds_the_modules_of_the_folders_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_modules_and_the_page_and_nothing_else(wheel: Path) -> None:
     expected = {
         path if path.parts[0] == "rtlang" else Path("rtlang", path)
         for path in (module.path for module in modules())
+    }
+    expected |= {
+        Path("rtlang", path.relative_to(ROOT)) for path in ROOT.glob("runtime/server/page/*")
     }
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     metadata = {name for name in names if ".dist-info" in name.parts[0]}
@@ -116,11 +119,12 @@ def test_every_import_is_required() -> None:
     known = {canonicalize_name(r.name) for r in requirements()} | {"rtlang", "zmq"}
     known |= {
         canonicalize_name(Requirement(line).name)
-        for extra in ("gpu", "server")
+        for extra in ("gpu", "otel", "server")
         for line in PROJECT["project"]["optional-dependencies"][extra]
     }
     imported = {i.target.split(".")[0] for module in modules() for i in module.imports}
-    imported -= {*sys.stdlib_module_names, "flashinfer"}  # of flashinfer-python, in extra "gpu"
+    # Of flashinfer-python, opentelemetry-sdk and pydantic.
+    imported -= {*sys.stdlib_module_names, "flashinfer", "opentelemetry", "pydantic_core"}
     assert {name for name in imported if canonicalize_name(name) not in known} == set()
 
 

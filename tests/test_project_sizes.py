@@ -16,7 +16,11 @@ MAX_CONFIG_FIELDS = 60
 
 #: (module, variable): all that is read from the environment, none of it changes behaviour.
 ENVIRONMENT = {
+    ("rtlang.backends.anthropic", "ANTHROPIC_API_KEY"),  # secrets
+    ("rtlang.backends.openai", "OPENAI_API_KEY"),
     ("rtlang.runtime.launch", "*"),  # handed to the scheduler's own process
+    ("rtlang.runtime.server.keys", "RTLANG_API_KEY"),
+    ("rtlang.runtime.server.supervisor", "*"),  # handed to the frontends' processes
     ("rtlang.runtime.models.convert", "XDG_CACHE_HOME"),
 }
 

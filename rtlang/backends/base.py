@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from rtlang.runtime.chunk import Chunk
@@ -16,18 +16,27 @@ from rtlang.runtime.tokenizer import Tokenizer
 class Capabilities:
     """What a backend can do; a program that needs more is refused before its first request."""
 
-    token_ids: bool = True  # takes and returns ids
+    token_ids: bool = True  # takes and returns ids; else ``Call.messages``, and text
     score: bool = True  # log-probabilities of given continuations
     fork: bool = True  # announced prefixes
+    prefill: bool = True  # an answer may begin with given text
+    logprobs: bool = True  # log-probabilities of what was generated
     sampling: frozenset[str] = frozenset(SamplingParams.__struct_fields__)
+    #: Raises ``Unsupported`` for values that it cannot honour, of parameters that it can.
+    check: Callable[[SamplingParams], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One generation: ids in, ids out. ``params.n`` is 1 (the language asks n times)."""
+    """One generation: ids in, ids out. ``params.n`` is 1 (the language asks n times).
 
-    input_ids: Sequence[int]
+    ``messages`` are there instead of ids for a backend that takes none: turns of ``role`` and
+    ``content``. A last one of the assistant is what the answer begins with.
+    """
+
     params: SamplingParams  # resolved or not: the backend resolves
+    input_ids: Sequence[int] = ()
+    messages: Sequence[Mapping[str, str]] = ()
     logprobs: LogprobOptions | None = None
     fork_id: str = ""
     namespace: str = ""

@@ -14,14 +14,16 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from rtlang.cli.common import make_engine
 from rtlang.errors import ConfigError
-from rtlang.runtime.engine import Engine
+
+if TYPE_CHECKING:
+    from rtlang.runtime.engine import Engine
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ WORKLOADS: dict[str, Callable[[random.Random], list[BenchRequest]]] = {
 }
 
 
-def add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=["offline"])
+def add_bench_offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload",
         default="shared-prefix",
@@ -70,6 +71,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, metavar="FILE", help="save a torch profiler trace of some steps"
     )
     parser.add_argument("--profile-steps", type=int, default=64, metavar="N")
+    parser.set_defaults(command=run_bench)
 
 
 def load_workload(name: str, seed: int, engine: Engine) -> list[BenchRequest]:

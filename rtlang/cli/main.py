@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rtlang.cli.bench import add_bench, run_bench
+from rtlang.cli.bench import add_bench_offline
+from rtlang.cli.bench_serve import add_bench_compare, add_bench_serve
 from rtlang.cli.chat import run_chat
+from rtlang.cli.common import add_options
 from rtlang.cli.generate import run_generate
 from rtlang.cli.grammar import add_grammar
+from rtlang.cli.keys import add_keys
 from rtlang.cli.run import run_file
+from rtlang.cli.serve import add_serve
 from rtlang.errors import RtlangError
 from rtlang.runtime.config import EngineConfig
 
@@ -52,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
     chat = commands.add_parser("chat", help="talk to a model")
     chat.add_argument("--system", help="system prompt")
+    chat.add_argument("--url", help="of a server to talk to, instead of starting an engine")
+    chat.add_argument("--api-key", help="for servers that want one")
     _add_sampling(chat, max_new_tokens=512)
     chat.set_defaults(command=run_chat)
 
@@ -62,10 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_sampling(generate, max_new_tokens=128)
     generate.set_defaults(command=run_generate)
 
-    bench = commands.add_parser("bench", help="measure")
-    add_bench(bench)
-    bench.set_defaults(command=run_bench)
+    kinds = commands.add_parser("bench", help="measure").add_subparsers(
+        required=True, metavar="KIND"
+    )
+    bench = kinds.add_parser("offline", help="an engine: all requests of a workload at once")
+    add_bench_offline(bench)
+    add_bench_serve(kinds.add_parser("serve", help="a server: requests that arrive over time"))
+    add_bench_compare(kinds.add_parser("compare", help="two reports of the same workload"))
     add_grammar(commands.add_parser("grammar", help="check a constraint"))
+    add_serve(commands.add_parser("serve", help="serve a model over HTTP"))
+    add_keys(commands.add_parser("keys", help="make and remove API keys of a server"))
     for command in (run, chat, generate, bench):
         add_engine_options(command)
     return parser
@@ -82,18 +93,7 @@ def _add_sampling(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> No
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """One option per field of ``EngineConfig``; only those given are passed on."""
-    group = parser.add_argument_group("engine")
-    for field in dataclasses.fields(EngineConfig):
-        if field.name in _HIDDEN:
-            continue
-        option = "--" + field.name.replace("_", "-")
-        kind = str(field.type).split(" | ")[0]
-        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": field.metadata["doc"]}
-        if kind == "bool":
-            how["action"] = argparse.BooleanOptionalAction
-        else:
-            how["type"] = {"int": int, "float": float, "str": str}[kind]
-        group.add_argument(option, dest=f"engine_{field.name}", **how)
+    add_options(parser, EngineConfig, "engine", _HIDDEN)
 
 
 if __name__ == "__main__":

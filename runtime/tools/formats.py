@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rtlang.errors import InvalidParameter
@@ -81,6 +81,38 @@ MISTRAL = ToolFormat(
 )
 
 
+def _deepseek(name: str) -> str:
+    """A marker of DeepSeek's, with its wide bars."""
+    return f"<\uff5c{name}\uff5c>"
+
+
+DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = _deepseek("tool▁calls▁begin"), _deepseek("tool▁calls▁end")
+DEEPSEEK_CALL, DEEPSEEK_CALL_END = _deepseek("tool▁call▁begin"), _deepseek("tool▁call▁end")
+DEEPSEEK_SEP = _deepseek("tool▁sep")
+#: DeepSeek V3.1 and later.
+DEEPSEEK_V31 = ToolFormat(
+    opening=DEEPSEEK_CALLS,
+    begin=f"{DEEPSEEK_CALL}{{name}}{DEEPSEEK_SEP}",
+    end=DEEPSEEK_CALL_END,
+    separator="",
+    closing=DEEPSEEK_CALLS_END,
+    trigger=DEEPSEEK_CALLS,
+)
+#: DeepSeek V3 and R1.
+DEEPSEEK_V3 = dataclasses.replace(
+    DEEPSEEK_V31,
+    begin=f"{DEEPSEEK_CALL}function{DEEPSEEK_SEP}{{name}}\n```json\n",
+    end=f"\n```{DEEPSEEK_CALL_END}",
+    separator="\n",
+)
+#: For models whose own format cannot be enforced: one call.
+JSON_CALL = ToolFormat(begin='{"name": "{name}", "parameters": ', end="}", trigger='{"name": ')
+#: The same, any number of them.
+JSON_CALLS = dataclasses.replace(
+    JSON_CALL, opening="[", separator=", ", closing="]", trigger='[{"name": '
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call, as the model wrote it."""
@@ -96,6 +128,8 @@ class BadCall(Exception):
 
 #: Name of each tool that may be called -> the JSON schema of its parameters.
 Callables = Mapping[str, Mapping[str, Any]]
+#: A format of structural tags (``rtlang.grammar.structural``).
+Node = dict[str, Any]
 
 
 def grammar(
@@ -105,9 +139,22 @@ def grammar(
 
     ``led``: the trigger is part of the prompt.
     """
+    return as_grammar(turn(form, tools, required=required, parallel=parallel, led=led))
+
+
+def as_grammar(node: Node) -> GrammarSpec:
+    """The constraint that a format of structural tags is."""
+    tag = {"type": "structural_tag", "format": node}
+    return GrammarSpec.structural_tag(tag, whitespace=WHITESPACE)
+
+
+def turn(
+    form: ToolFormat, tools: Callables, *, required: bool, parallel: bool, led: bool = False
+) -> Node:
+    """``grammar`` as a format of structural tags, to be a part of others."""
     if required:
         cut = len(form.trigger) if led else 0
-        return _spec(_calls(form, tools, list(tools), cut, parallel=parallel))
+        return _calls(form, tools, list(tools), cut, parallel=parallel)
     if form.trigger:
         rest = _calls(form, tools, list(tools), len(form.trigger), parallel=parallel)
         rules = [[form.trigger, rest]]
@@ -118,41 +165,37 @@ def grammar(
             [head, _calls(form, tools, [name], len(head), parallel=parallel)]
             for name, head in heads.items()
         ]
-    return _spec({"type": "dispatch", "rules": rules, "loop": False})
-
-
-def _spec(node: dict[str, Any]) -> GrammarSpec:
-    tag = {"type": "structural_tag", "format": node}
-    return GrammarSpec.structural_tag(tag, whitespace=WHITESPACE)
+    return {"type": "dispatch", "rules": rules, "loop": False}
 
 
 def _calls(
     form: ToolFormat, tools: Callables, first: Sequence[str], cut: int, *, parallel: bool
-) -> dict[str, Any]:
+) -> Node:
     """A turn's calls without their first ``cut`` characters; the first is one of ``first``."""
     opening = form.opening[cut:]
     cut = max(0, cut - len(form.opening))
-    elements = [_text(opening), _any_of(_call(form, n, tools[n], cut) for n in first)]
+    elements = [literal(opening), any_of(_call(form, n, tools[n], cut) for n in first)]
     if parallel:
-        again = _any_of(_call(form, name, schema, 0) for name, schema in tools.items())
-        elements.append(_sequence([_text(form.separator), again], kind="star"))
-    return _sequence([*elements, _text(form.closing)])
+        again = any_of(_call(form, name, schema, 0) for name, schema in tools.items())
+        elements.append(sequence([literal(form.separator), again], kind="star"))
+    return sequence([*elements, literal(form.closing)])
 
 
-def _call(form: ToolFormat, name: str, schema: Mapping[str, Any], cut: int) -> dict[str, Any]:
+def _call(form: ToolFormat, name: str, schema: Mapping[str, Any], cut: int) -> Node:
     arguments = {"type": "json_schema", "json_schema": dict(schema)}
-    return _sequence([_text(form.begin_of(name)[cut:]), arguments, _text(form.end_of(name))])
+    return sequence([literal(form.begin_of(name)[cut:]), arguments, literal(form.end_of(name))])
 
 
-def _text(value: str) -> dict[str, Any]:
+def literal(value: str) -> Node:
     return {"type": "const_string", "value": value}
 
 
-def _any_of(nodes: Any) -> dict[str, Any]:
+def any_of(nodes: Iterable[Node]) -> Node:
     return {"type": "or", "elements": list(nodes)}
 
 
-def _sequence(nodes: Sequence[dict[str, Any]], kind: str = "") -> dict[str, Any]:
+def sequence(nodes: Sequence[Node], kind: str = "") -> Node:
+    """``kind``: how often it comes, a format with a content."""
     filled = [node for node in nodes if node.get("value") != ""]
     whole = {"type": "sequence", "elements": filled}
     return {"type": kind, "content": whole} if kind else whole

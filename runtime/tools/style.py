@@ -9,10 +9,10 @@ from typing import Any
 
 from rtlang.errors import RequestError, Unsupported
 from rtlang.runtime.tokenizer import Message, Tokenizer
-from rtlang.tool_formats import LLAMA, MISTRAL, PLAIN, ToolFormat
+from rtlang.runtime.tools.formats import LLAMA, MISTRAL, PLAIN, ToolFormat
 
 _NAME, _SAID = "qxprobezqx", "zqrtlangprobeqz"
-_USER = {"role": "user", "content": "hi"}
+USER = {"role": "user", "content": "hi"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,20 +36,35 @@ def style_of(tokenizer: Tokenizer) -> ToolStyle:
     return found
 
 
-def _probed(tokenizer: Tokenizer) -> ToolStyle:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShownTools:
+    """What a template writes where there are tools, "" where it says nothing of them.
+
+    told    a chat with a tool that may be called
+    called  a chat with a call
+    format  of that call; None: not known here
+    """
+
+    told: str
+    called: str
+    format: ToolFormat | None
+
+
+def shown_tools(tokenizer: Tokenizer) -> ShownTools:
     schema = {"name": _NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
-    told = _rendered(tokenizer, [_USER], tools=[{"type": "function", "function": schema}])
+    told = rendered(tokenizer, [USER], tools=[{"type": "function", "function": schema}])
     call = {"type": "function", "function": {"name": _NAME, "arguments": {}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-    called = _rendered(tokenizer, [_USER, turn])
+    called = rendered(tokenizer, [USER, turn])
+    told, called = told if _NAME in told else "", called if _NAME in called else ""
+    return ShownTools(told, called, _format(told, called))
+
+
+def _probed(tokenizer: Tokenizer) -> ToolStyle:
+    shown = shown_tools(tokenizer)
     answer = {"role": "assistant", "content": "yes"}
-    result = _rendered(tokenizer, [_USER, answer, {"role": "tool", "content": _SAID}])
-    describes = _NAME in told
-    return ToolStyle(
-        _format(told if describes else "", called if _NAME in called else ""),
-        describes,
-        "tool" if _SAID in result else "user",
-    )
+    result = rendered(tokenizer, [USER, answer, {"role": "tool", "content": _SAID}])
+    return ToolStyle(shown.format, bool(shown.told), "tool" if _SAID in result else "user")
 
 
 def _format(told: str, called: str) -> ToolFormat | None:
@@ -66,10 +81,18 @@ def _format(told: str, called: str) -> ToolFormat | None:
     return None
 
 
-def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str:
+def rendered(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = False,
+    **variables: Any,
+) -> str:
     """The rendering, "" where the template refuses."""
     try:
-        return tokenizer.render_chat(messages, add_generation_prompt=False, **variables)
+        return tokenizer.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, **variables
+        )
     except RequestError:
         return ""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
+import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -17,6 +20,7 @@ from rtlang.grammar.charset import CharSet
 from rtlang.grammar.dfa import Dfa
 from rtlang.grammar.dfa_ir import to_expr
 from rtlang.grammar.ir import Chars, Expr, Grammar, Ref, Repeat
+from rtlang.grammar.ir_walk import fold
 
 LONGEST = 6
 WORDS = ["".join(word) for n in range(LONGEST + 1) for word in itertools.product("ab", repeat=n)]
@@ -167,6 +171,52 @@ def test_lengths_are_written_as_one_count(low: int, high: int | None) -> None:
         accepted = low <= n and (high is None or n <= high)
         assert Dfa.length(low, high).accepts("x" * n) is accepted
         assert matches(grammar, None, "x" * n) is accepted
+
+
+def counts(grammar: Grammar) -> list[int]:
+    """The bounds of all repetitions in it."""
+    found: list[int] = []
+
+    def look(node: Expr, parts: list[None]) -> None:
+        if isinstance(node, Repeat) and node.high is not None:
+            found.append(node.high)
+
+    for expr in grammar.rules.values():
+        fold(expr, look)
+    return found
+
+
+EITHER = Dfa.chars(CharSet.of("ab"))
+SOME = EITHER.repeat(0, None)
+
+
+@pytest.mark.parametrize(
+    "language",
+    [
+        SOME + Dfa.text("/") + SOME,
+        EITHER + SOME + Dfa.text("/") + EITHER.repeat(2, None),
+        (Dfa.text("/") + SOME + Dfa.text("/") | Dfa.empty_text()) + EITHER + SOME,
+        SOME + (Dfa.text("/") | Dfa.text("/x")) + SOME,
+    ],
+)
+def test_a_count_that_many_places_share_is_written_as_rules(language: Dfa) -> None:
+    dfa = language.with_length(1, 12)
+    grammar = written(dfa)
+    assert max(counts(grammar), default=0) <= 2  # one for each place would go up to 11
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("ab/x", (6, 6, 2, 1), k=rng.randrange(15))) for _ in range(1500)]
+    expected = [text for text in texts if dfa.accepts(text)]
+    assert [text for text in texts if matches(grammar, None, text)] == expected
+    assert len(expected) > 100
+
+
+def test_a_count_that_few_places_share_stays_one() -> None:
+    dfa = (Dfa.text("x") + EITHER.repeat(0, 50)) | (Dfa.text("yz") + EITHER.repeat(3, 50))
+    assert 50 in counts(written(dfa))
+    places = [Dfa.text("/" * n) + EITHER.repeat(0, 100 * n) for n in range(1, 6)]
+    apart = functools.reduce(operator.or_, places)  # they share one chain, far from each other
+    grammar = written(apart)
+    assert max(counts(grammar)) == 500 and len(grammar.rules) < 20
 
 
 def test_long_things_need_no_recursion() -> None:

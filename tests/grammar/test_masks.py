@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import regex
 
+from rtlang.errors import GrammarTooSlow
 from rtlang.grammar import llg_backend
 from rtlang.grammar.ir import Alt, Chars, Dispatch, Expr, Grammar, Ref, Repeat, Seq, Text
 from rtlang.grammar.llg_backend import LlgBackend
@@ -296,3 +297,13 @@ def test_strings_of_smollm2(smollm2_engine: XgrBackend) -> None:
     assert len(mask) == 48_769 and min(mask) > 16
     assert matcher.accept(quote)
     assert allowed(matcher) == matcher.vocab.stop_ids and matcher.only_stops()
+
+
+@needs_llguidance
+def test_llguidance_that_gives_up_says_so() -> None:
+    """Beyond its limits its next state is none: no token is to blame for it."""
+    properties = ",".join(f'"name{i}":{{"type":"null"}}' for i in range(700))
+    schema = f'{{"type":"object","properties":{{{properties}}}}}'
+    matcher = LlgBackend(Vocab.bytes_only()).compile_schema(schema).matcher()
+    with pytest.raises(GrammarTooSlow, match="limits of llguidance"):
+        matcher.accept(ord("{"))

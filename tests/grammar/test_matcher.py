@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rtlang.errors import GrammarDesync, GrammarError
+from rtlang.grammar import xgr_backend
 from rtlang.grammar.ir import Alt, Chars, Grammar, Ref, Repeat, Seq, Text
 from rtlang.grammar.matcher import BATCH_FROM, Matcher, accepts, fill_batch
 from rtlang.grammar.vocab import Vocab
@@ -93,21 +96,82 @@ def test_replay_of_a_wrong_token_is_told(nested: XgrCompiled) -> None:
         nested.matcher().replay([ord("("), ord("x")])
 
 
-@pytest.mark.parametrize("number", [1, BATCH_FROM - 1, BATCH_FROM, 50])
-def test_filling_many_equals_filling_each(nested: XgrCompiled, number: int) -> None:
+@pytest.mark.parametrize("number", [1, BATCH_FROM - 1, BATCH_FROM, 32, 50])
+def test_filling_many_equals_filling_each(
+    nested: XgrCompiled, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgr_backend, "_WORTH_S", 0.0)  # threads wherever there may be some
     rng = random.Random(number)
     matchers = [nested.matcher() for _ in range(number)]
     for matcher in matchers:
         matcher.replay(random_way(nested, rng, rng.randrange(10)))
     rows = rng.sample(range(64), number)
     many, each = (np.full((64, VOCAB.num_words), 77, np.int32) for _ in range(2))
-    fill_batch(matchers, many, rows)
+    for _ in range(3):
+        fill_batch(matchers, many, rows)
     for matcher, at in zip(matchers, rows, strict=True):
         matcher.fill(each, at)
     assert (many == each).all()
     assert (many == 77).all(axis=1).sum() == 64 - number
     if number == 50:
         assert any(matcher.finished for matcher in matchers)
+
+
+class FakeBatch:
+    """In place of xgrammar's: masks that take one thread 1 s each, and several ``shared_s``."""
+
+    now = shared_s = 0.0
+    filled: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def batch_fill_next_token_bitmask(self, sequences: Any, bitmask: Any, rows: list[int]) -> None:
+        assert len(sequences) == len(rows)
+        FakeBatch.filled += [(row, self.threads) for row in rows]
+        FakeBatch.now += len(rows) * (1.0 if self.threads == 1 else FakeBatch.shared_s)
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_threads_fill_masks_where_that_was_faster(
+    pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xgrammar.BatchGrammarMatcher", FakeBatch)
+    clock = SimpleNamespace(perf_counter=lambda: FakeBatch.now)
+    monkeypatch.setattr("rtlang.grammar.xgr_backend.time", clock)
+    FakeBatch.shared_s = 0.5 if pays else 2.0
+    filler = xgr_backend._Filler(num_cores=6)
+    sequences: list[Any] = [None] * 128
+    bitmask = np.zeros((200, 1), np.int32)
+    shared = Counter[int]()
+    for number in [*[128] * 100, *[40] * 100, *[16] * 100, *[1] * 100]:
+        FakeBatch.filled = []
+        filler.fill(sequences[:number], bitmask, list(range(number)))
+        assert sorted(row for row, _ in FakeBatch.filled) == list(range(number))
+        threads = max(threads for _, threads in FakeBatch.filled)
+        assert threads in (1, {128: 4, 40: 2, 16: 1, 1: 1}[number])
+        shared[number] += threads > 1
+    if pays:
+        assert shared[128] >= 99 and shared[40] == 100
+    else:
+        assert 1 <= shared[128] <= 3 and 1 <= shared[40] <= 2
+    assert not shared[16] and not shared[1]
+    monkeypatch.setattr(xgr_backend, "_WORTH_S", 1000.0)
+    FakeBatch.filled = []
+    filler.fill(sequences, bitmask, list(range(128)))
+    assert all(threads == 1 for _, threads in FakeBatch.filled)
+
+
+def test_a_row_is_written_whole_where_all_may_follow() -> None:
+    """What was in it before does not shine through; nothing is set past the vocabulary."""
+    vocab = Vocab.build([b"a", b"b", b"c"], 4, stop_ids=[3])
+    compiled = XgrBackend(vocab).compile(Grammar({"root": Repeat(Chars(((97, 122),)), 0, None)}))
+    matchers = [compiled.matcher() for _ in range(BATCH_FROM)]
+    bitmask = np.full((BATCH_FROM, 1), 64, np.int32)
+    matchers[0].fill(bitmask, 0)
+    assert bitmask[0] == 0b1111
+    fill_batch(matchers, bitmask, range(BATCH_FROM))
+    assert (bitmask == 0b1111).all()
 
 
 def test_bitmask_of_another_layout_is_refused(nested: XgrCompiled) -> None:

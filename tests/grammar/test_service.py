@@ -230,17 +230,17 @@ def test_cache_forgets_refusals() -> None:
 
 #: Answers at once, but "hang" hangs, "die" ends it, "bad" is refused. In place of xgrammar.
 STAND_IN = """
-import os, pickle, sys, time
-def read():
-    size = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    return pickle.loads(sys.stdin.buffer.read(size)) if size else os._exit(0)
-tokens, stops = read()
+import os, sys, time
+from rtlang.errors import GrammarError
+from rtlang.grammar.helper import read_frame, write_frame
+tokens, stops = read_frame(sys.stdin.buffer)
 assert len(tokens) == 257 and stops == [256]
-print("ok", flush=True)
-while text := read():
+write_frame(sys.stdout.buffer, "ready")
+while text := read_frame(sys.stdin.buffer):
     if text == "hang": time.sleep(60)
     if text == "die": os._exit(1)
-    print("wrong at 1" if text == "bad" else "ok", flush=True)
+    if text == "die halfway": sys.stdout.buffer.write(b"9"); os._exit(1)
+    write_frame(sys.stdout.buffer, GrammarError("wrong at 1") if text == "bad" else "fine")
 """
 
 
@@ -254,8 +254,8 @@ def canary() -> Iterator[Canary]:
 
 def test_trial_that_hangs_or_dies_is_a_timeout(canary: Canary) -> None:
     canary.check("good")
-    first = canary._process
-    for text in ("hang", "die"):
+    first = canary._helper._process
+    for text in ("hang", "die", "die halfway"):
         with pytest.raises(GrammarTimeout):
             canary.check(text)
         canary.check("good")
@@ -283,7 +283,7 @@ def test_closing_ends_a_trial(canary: Canary) -> None:
     canary._limit_s = 60
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(canary.check, "hang")
-        eventually(lambda: canary._process is not None)
+        eventually(lambda: canary._helper._process is not None)
         canary.close()
         assert isinstance(hanging.exception(20), GrammarTimeout)
     with pytest.raises(GrammarTimeout, match="closed"):
@@ -315,7 +315,7 @@ def test_real_trials_and_their_process() -> None:
         canary.check('root ::= "1"')
         with pytest.raises(GrammarError, match="EBNF"):
             canary.check("root ::= missing")
-        process = canary._process
+        process = canary._helper._process
         assert process is not None and process.poll() is None
         with pytest.raises(GrammarTimeout):
             canary.check(HOSTILE)

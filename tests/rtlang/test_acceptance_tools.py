@@ -5,11 +5,12 @@ Byte tokenizer (one byte, one token, no BOS), page size 1, an empty cache, ample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from conftest import MakeEngine
+from served_engines import served_engines
 
 import rtlang as rt
 from rtlang.errors import ToolError, ToolLoopLimit
@@ -37,6 +38,18 @@ class ShortTemplate(ByteTokenizer):
         turns = [f"{names[m['role']]}{self.defuse(m['content'])}\n" for m in messages]
         text = "".join(turns)
         return text + "A:" if add_generation_prompt else text
+
+
+@pytest.fixture(params=["in process", "over HTTP"], name="make_engine")
+def engines_of_both_kinds(
+    request: pytest.FixtureRequest, make_engine: MakeEngine
+) -> Iterator[MakeEngine]:
+    """Every program here does the same, to the last count, with a server in between."""
+    if request.param == "in process":
+        yield make_engine
+        return
+    with served_engines() as make:
+        yield make
 
 
 @rt.function

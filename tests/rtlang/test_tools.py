@@ -29,9 +29,9 @@ from rtlang.errors import (
 from rtlang.grammar import accepts
 from rtlang.runtime.hf_tokenizer import HFTokenizer
 from rtlang.runtime.tokenizer import Message
+from rtlang.runtime.tools.formats import LLAMA, MISTRAL, PLAIN, BadCall, grammar, read_calls
+from rtlang.runtime.tools.style import lead_ids, style_of
 from rtlang.testing import ByteTokenizer, Reply, ScriptedModel
-from rtlang.tool_formats import LLAMA, MISTRAL, PLAIN, BadCall, grammar, read_calls
-from rtlang.tool_style import lead_ids, style_of
 
 FORMATS = {"plain": PLAIN, "llama": LLAMA, "mistral": MISTRAL}
 

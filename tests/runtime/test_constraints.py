@@ -244,7 +244,7 @@ def test_while_one_compiles_others_run_and_it_can_be_given_up(make_engine: MakeE
         assert engine.stats()["queue"]["compiling"] == 2
         streams.append(engine.generate("p", {"regex": "a"}, stream=True))
         crowded = engine.generate(["p"], [{"regex": "c"}], raise_errors=False)
-        assert crowded[0].code == "engine_busy"
+        assert crowded[0].code == "queue_full"
         release.set()
         for stream in streams:
             with pytest.raises(GrammarTimeout):

@@ -321,7 +321,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     for i in range(4):
         sim.add(str(i), [i + 1] * 5, 3)
     sim.run()
-    assert [r for r, code in sim.ended.items() if code == "engine_busy"] == ["2", "3"]
+    assert [r for r, code in sim.ended.items() if code == "queue_full"] == ["2", "3"]
 
 
 def test_each_request_is_in_exactly_one_state() -> None:
@@ -368,7 +368,7 @@ def test_a_held_prefix_survives_pressure_and_closing_releases_it() -> None:
     sim.run()
     assert sim.usages["0"].cached_tokens == 150
     assert sim.scheduler.cache.locked_len == 150
-    sim.scheduler.holds.closed(b"c", "f")
+    sim.scheduler.holds.closed("f")
     assert sim.scheduler.cache.locked_len == 0
 
 

@@ -27,9 +27,7 @@ def room_for_few_edits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_j1_padding_rows_touch_only_the_reserved_slot() -> None:
-    graph_cases.check_padding_rows_touch_only_the_reserved_slot(
-        ONE_LAYER, cuda_graph_max_tokens=32
-    )
+    graph_cases.check_padding_rows_touch_only_the_reserved_slot(ONE_LAYER, cuda_graph_max_tokens=32)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -1,0 +1,1 @@
+"""Generated text, as it streams, into reasoning, content and calls of tools."""

@@ -1,0 +1,1 @@
+"""The HTTP server: one scheduler, one or several frontends, and what operators need."""

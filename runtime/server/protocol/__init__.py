@@ -1,0 +1,1 @@
+"""What OpenAI's endpoints are sent and what they answer: bodies, fields, events."""

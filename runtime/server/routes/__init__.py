@@ -1,0 +1,1 @@
+"""The server's paths, a module for each group of them."""

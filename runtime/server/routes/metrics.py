@@ -1,0 +1,24 @@
+"""GET /metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from rtlang.errors import NotFound
+from rtlang.runtime.server.state import ServerState
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """All metrics; see ``docs/metrics.md``. A scheduler that does not answer leaves its own out."""
+    state: ServerState = request.app.state.server
+    if state.observability is None:
+        raise NotFound("this server counts nothing")
+    accept = request.headers.get("accept", "")
+    page, content_type = await asyncio.to_thread(state.observability.metrics.scrape, accept)
+    return Response(page, headers={"Content-Type": content_type})

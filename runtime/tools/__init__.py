@@ -1,0 +1,1 @@
+"""Calls of tools as models write them: their formats, and what a chat template says of them."""
