@@ -11,6 +11,7 @@ import pytest
 from conftest import MakeEngine
 from project_tree import ROOT, modules
 
+from rtlang.runtime.config import EngineConfig
 from rtlang.testing import ScriptedModel
 
 ROW = re.compile(r"^\| `(\S+)` \| (.*) \|$", re.MULTILINE)
@@ -29,9 +30,10 @@ def test_architecture_describes_every_module_in_one_sentence() -> None:
     assert [path for path, text in described.items() if not text.endswith(".")] == []
 
 
-def test_every_option_is_documented_as_it_is_defined() -> None:
-    page = ROOT / "docs" / "engine.md"
-    assert page.read_text() == _writer().rendered(page.read_text()), "run make docs"
+@pytest.mark.parametrize("name", ["engine.md", "server.md"])
+def test_every_option_is_documented_as_it_is_defined(name: str) -> None:
+    page, writer = (ROOT / "docs" / name).read_text(), _writer()
+    assert page == writer.rendered(page, writer.PAGES[name]), "run make docs"
 
 
 def _writer() -> ModuleType:
@@ -44,7 +46,7 @@ def _writer() -> ModuleType:
 
 
 def test_every_statistic_is_documented(make_engine: MakeEngine) -> None:
-    options = dict(ROW.findall(_writer().table()))
+    options = dict(ROW.findall(_writer().table(EngineConfig)))
     stats = make_engine(ScriptedModel(["a"])).stats()
     assert set(rows("engine.md")) - set(options) == set(stats)
 
