@@ -10,6 +10,7 @@ from rtlang.backends.base import Backend, Call, Stream
 from rtlang.errors import DeadlineExceeded, RtlangError
 from rtlang.run import Run
 from rtlang.runtime.chunk import Chunk
+from rtlang.runtime.messages import Usage
 from rtlang.runtime.result import GenerateResult, collect
 from rtlang.usage import CallUsage
 
@@ -110,9 +111,11 @@ class Caller:
             stream.abort()  # nothing to do for one that has ended
             with self._run.signal.lock:
                 self._streams.discard(stream)
-        result = collect(chunks)
-        entry.tokens = result.usage
-        return result
+        last = chunks[-1]
+        entry.tokens = last.usage
+        if last.usage is None:  # the server did not tell: no count of the result is read then
+            last.usage = Usage()
+        return collect(chunks)
 
     def _start(self, call: Call) -> Stream:
         if self._stopped is not None:

@@ -256,7 +256,10 @@ class Core:
         results = await self._caller.all(calls, entries, on_text)
         tokenizer = self.run.tokenizer if self.run.takes_ids else None
         wants = op.logprobs is not None
-        metas = [gen_meta(r, tokenizer, logprobs=wants, with_text=op.with_text) for r in results]
+        metas = [
+            gen_meta(result, entry.tokens, tokenizer, logprobs=wants, with_text=op.with_text)
+            for result, entry in zip(results, entries, strict=True)
+        ]
         value, captured = values(node.meaning, results, slot.name)
         meta = metas if node.n > 1 else metas[0]
         self._finish_generated(op, results[0], [value, *captured.values()], meta)
@@ -351,9 +354,11 @@ class Core:
             timeout_s=node.timeout_s,
             chat=isinstance(self.prompt, ChatPrompt),
         )
-        results = await self._caller.all([call], [self._add_call("select", op.slot.name)])
+        entry = self._add_call("select", op.slot.name)
+        results = await self._caller.all([call], [entry])
         value, _ = values(OneOption(node.options), results, op.slot.name)
-        meta = gen_meta(results[0], self.run.tokenizer, logprobs=False, with_text=False)
+        tokenizer = self.run.tokenizer
+        meta = gen_meta(results[0], entry.tokens, tokenizer, logprobs=False, with_text=False)
         meta["choices_method"] = "grammar"
         self._finish_generated(op, results[0], [value], meta)
 

@@ -6,28 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from rtlang.choices import Logprobs
-from rtlang.runtime.messages import FinishReason
+from rtlang.runtime.messages import FinishReason, Usage
 from rtlang.runtime.result import GenerateResult
 from rtlang.runtime.tokenizer import Tokenizer
 
 #: (log-probability, token id, text of the token or None)
 Entry = tuple[float | None, int, str | None]
+_COUNTS = (
+    "prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens", "forced_tokens",
+)  # fmt: skip
 
 
 def gen_meta(
-    result: GenerateResult, tokenizer: Tokenizer | None, *, logprobs: bool, with_text: bool
+    result: GenerateResult,
+    usage: Usage | None,
+    tokenizer: Tokenizer | None,
+    *,
+    logprobs: bool,
+    with_text: bool,
 ) -> dict[str, Any]:
-    """Of one generation. The lists of log-probabilities are there if ``logprobs``; the ids unless
-    there is no ``tokenizer``, so that there are none."""
-    usage = result.usage
-    meta: dict[str, Any] = {
-        "finish_reason": _finish(result.finish_reason, usage.completion_tokens),
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "computed_tokens": usage.computed_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "forced_tokens": usage.forced_tokens,
-    }
+    """Of one generation. The counts are None if nobody told the ``usage``. The lists of
+    log-probabilities are there if ``logprobs``; the ids unless there is no ``tokenizer``, so that
+    there are none; the reasoning if a server told some."""
+    counts = {name: None if usage is None else getattr(usage, name) for name in _COUNTS}
+    finish = _finish(result.finish_reason, counts["completion_tokens"])
+    meta: dict[str, Any] = {"finish_reason": finish, **counts}
+    if result.reasoning:
+        meta["reasoning"] = result.reasoning
     if tokenizer is not None:
         meta["token_ids"] = list(result.token_ids)
     if logprobs:
@@ -53,7 +58,7 @@ def select_meta(options: Sequence[Sequence[int]], logprobs: Logprobs) -> dict[st
     }
 
 
-def _finish(reason: FinishReason, completion_tokens: int) -> dict[str, Any]:
+def _finish(reason: FinishReason, completion_tokens: int | None) -> dict[str, Any]:
     if reason.type == "length":
         return {"type": "length", "length": completion_tokens, "detail": reason.detail}
     return {"type": reason.type, "matched": reason.matched, "detail": reason.detail}

@@ -123,7 +123,7 @@ def _finish(
     assert op.slot is not None
     wants = op.logprobs is not None
     meta: dict[str, Any] = gen_meta(
-        result, host.run.tokenizer, logprobs=wants, with_text=op.with_text
+        result, result.usage, host.run.tokenizer, logprobs=wants, with_text=op.with_text
     )
     meta["tool_calls"] = [one.entry() for one in history]
     with host.run.signal.lock:

@@ -11,8 +11,8 @@ from rtlang.runtime.messages import Usage
 @dataclasses.dataclass(slots=True)
 class CallUsage:
     """One request of a program. ``kind``: "gen", "select" (one of its scoring requests), or
-    "fork" (the announcement of a shared prefix). ``tokens`` is None until the request has ended
-    (and where a failed one did not tell)."""
+    "fork" (the announcement of a shared prefix). ``tokens`` is None until the request has ended,
+    and after that if nobody told what it has cost."""
 
     kind: str
     name: str
@@ -42,10 +42,15 @@ class CallUsage:
 
 
 class ProgramUsage:
-    """The sum over ``calls``, which are in the order in which the requests were sent."""
+    """The sum over ``calls``, which are in the order in which the requests were sent.
+
+    ``num_unknown``: how many of them are in no sum, because they have not ended, or because
+    nobody told what they have cost: some servers never do, and one that is lost cannot.
+    """
 
     def __init__(self, calls: Sequence[CallUsage]) -> None:
         self.calls = list(calls)
+        self.num_unknown = sum(c.tokens is None for c in self.calls)
         total = sum((c.tokens for c in self.calls if c.tokens is not None), Usage())
         self.prompt_tokens = total.prompt_tokens
         self.cached_tokens = total.cached_tokens
@@ -57,8 +62,10 @@ class ProgramUsage:
         return [call for call in self.calls if call.kind == kind]
 
     def __repr__(self) -> str:
+        unknown = f", num_unknown={self.num_unknown}" if self.num_unknown else ""
         return (
             f"ProgramUsage(calls={len(self.calls)}, prompt_tokens={self.prompt_tokens}, "
             f"cached_tokens={self.cached_tokens}, computed_tokens={self.computed_tokens}, "
-            f"completion_tokens={self.completion_tokens}, forced_tokens={self.forced_tokens})"
+            f"completion_tokens={self.completion_tokens}, forced_tokens={self.forced_tokens}"
+            f"{unknown})"
         )

@@ -13,10 +13,11 @@ class Chunk:
 
     text: str
     token_ids: list[int]
+    reasoning: str = ""  # what a server tells apart from the text: a new piece of it
     index: int = 0  # position of the prompt in its batch
     choice: int = 0  # which of n siblings
     finish: FinishReason | None = None
-    usage: Usage | None = None  # with ``finish``
+    usage: Usage | None = None  # with ``finish``; None even so: a server did not tell
     timings: Timings | None = None  # with ``finish``
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

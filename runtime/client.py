@@ -86,7 +86,7 @@ class SchedulerClient:
             self._streams[stream.rid] = stream  # before the answer can come
             try:
                 self._send(message)
-            except SchedulerDied:
+            except BaseException:
                 del self._streams[stream.rid]
                 raise
 

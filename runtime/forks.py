@@ -37,6 +37,8 @@ class ForkHolds:
         return len(self._holds)
 
     def announce(self, req: Req) -> None:
+        if req.fork_id in self._holds:  # an id that is used again: the fork before it is over
+            self._drop(req.fork_id)
         self._holds[req.fork_id] = Hold(req.client, req, req.announce)
 
     def is_pending(self, req: Req) -> bool:

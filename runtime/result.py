@@ -13,7 +13,8 @@ from rtlang.runtime.messages import FinishReason, TokenLogprobs, Usage
 class GenerateResult:
     """``token_ids``: all generated ids, EOS or stop token included. ``text``: what they say,
     without the stop. ``logprobs``: one per generated id, if asked; ``prompt_logprobs``: one per
-    prompt position from ``logprob_start_len`` on, if asked (the very first token has None)."""
+    prompt position from ``logprob_start_len`` on, if asked (the very first token has None).
+    ``reasoning``: what a server told apart from the text."""
 
     text: str
     token_ids: list[int]
@@ -25,6 +26,7 @@ class GenerateResult:
     choice: int = 0
     kept_ids: int = 0
     kept_text: str = ""
+    reasoning: str = ""
 
 
 def collect(chunks: Sequence[Chunk]) -> GenerateResult:
@@ -44,4 +46,5 @@ def collect(chunks: Sequence[Chunk]) -> GenerateResult:
         choice=last.choice,
         kept_ids=last.kept_ids,
         kept_text=last.kept_text,
+        reasoning="".join(c.reasoning for c in chunks),
     )

@@ -26,12 +26,24 @@ REGEX_TIMEOUT_S = 0.05
 MAX_REGEX_MATCH_LEN = 2048
 #: Released characters that look-behinds and anchors of a regex still see.
 REGEX_CONTEXT_LEN = 256
+#: Counted repetitions are written out when a pattern is compiled: its parts, at the most.
+MAX_REGEX_SIZE = 50_000
+#: A count, behind what it repeats.
+_COUNT = re.compile(r"(.?)\{(\d*)(?:,(\d*))?\}", re.DOTALL)
+#: With it, a count could be written in pieces.
+_VERBOSE = re.compile(r"\(\?[A-Za-z0-9]*x")
 #: ``\\K`` (not an escaped backslash before a K): what may be released could not be told.
 _MOVES_START = re.compile(r"(?<!\\)(?:\\\\)*\\K")
 
 
 def compile_stop_regex(pattern: str) -> regex.Pattern[str]:
-    """Raises ``InvalidParameter`` for a pattern that is none, or that matches the empty text."""
+    """Raises ``InvalidParameter`` for a pattern that is none, that matches the empty text, or that
+    is too large: compiling it cannot be interrupted."""
+    if _VERBOSE.search(pattern) or _size(pattern) > MAX_REGEX_SIZE:
+        raise InvalidParameter(
+            f"stop_regex {pattern!r}: (?x), or repetitions that large, are not supported",
+            param="stop_regex",
+        )
     try:
         compiled = regex.compile(pattern)
     except (regex.error, OverflowError, RecursionError) as error:
@@ -43,6 +55,18 @@ def compile_stop_regex(pattern: str) -> regex.Pattern[str]:
     if compiled.fullmatch(""):
         raise InvalidParameter(f"stop_regex {pattern!r} matches the empty text", param="stop_regex")
     return compiled
+
+
+def _size(pattern: str) -> int:
+    """No less than the parts that it is compiled to. A count behind a group multiplies all."""
+    single, factor = len(pattern), 1
+    for before, low, high in _COUNT.findall(pattern):
+        count = max(int(low or 0), int(high or 0), 1)
+        if before in ")}?+*":
+            factor *= count
+        else:
+            single += count
+    return factor * single
 
 
 class StopMatcher:

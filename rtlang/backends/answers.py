@@ -22,6 +22,7 @@ from rtlang.errors import (
     ServerUnreachable,
     from_wire,
 )
+from rtlang.runtime.messages import Usage
 
 #: What stands in an error's body and is not part of the exception's data.
 _OUTER = frozenset({"code", "message", "type", "index"})
@@ -52,6 +53,8 @@ def rtlang_error(status: int, body: bytes) -> RtlangError:
 def rtlang_error_of(found: Mapping[str, Any]) -> RtlangError:
     """Of the "error" object in an answer or an event of our own server."""
     data = {k: v for k, v in found.items() if k not in _OUTER and not (k == "param" and v is None)}
+    if isinstance(data.get("usage"), dict):
+        data["usage"] = _usage(data["usage"])
     return from_wire(str(found.get("code") or "engine_error"), str(found.get("message", "")), data)
 
 
@@ -71,6 +74,12 @@ def api_error(status: int, body: bytes) -> RtlangError:
 def api_error_of(found: Mapping[str, Any]) -> RtlangError:
     """Of the "error" object in an event, which has no status: the request has failed."""
     return EngineError(f"the server says: {found.get('message') or found.get('type') or found}")
+
+
+def _usage(found: Mapping[str, Any]) -> Usage:
+    """Of a failed request. A count that another version does not tell, or calls otherwise, is 0."""
+    counts = {name: found.get(name) for name in Usage.__struct_fields__}
+    return Usage(**{name: count for name, count in counts.items() if isinstance(count, int)})
 
 
 def _by_status(status: int, body: bytes, found: Mapping[str, Any] | None) -> RtlangError:

@@ -44,6 +44,7 @@ class _Message(msgspec.Struct):
 class _Delta(msgspec.Struct):
     type: str = ""
     text: str = ""
+    thinking: str = ""
     stop_reason: str | None = None
     stop_sequence: str | None = None
 
@@ -64,7 +65,9 @@ class Anthropic(TextBackend):
 
     Programs need roles, with system turns before all others. Each call needs a ``max_tokens``;
     the temperature is at most 1. Whether an answer may begin with text of yours depends on the
-    model. Constraints are JSON schemas, and types that are written as JSON.
+    model. Constraints are JSON schemas, and types that are written as JSON. Token counts are the
+    server's. What the model thinks (``extra_body={"thinking": …}``) is in the meta info, and in no
+    text.
     """
 
     def __init__(
@@ -148,8 +151,9 @@ class Anthropic(TextBackend):
                     case "message_start":
                         usage = event.message.usage
                     case "content_block_delta":
-                        if event.delta.type == "text_delta" and event.delta.text:
-                            yield Chunk(text=event.delta.text, token_ids=[])
+                        text, thoughts = event.delta.text, event.delta.thinking
+                        if text or thoughts:
+                            yield Chunk(text=text, token_ids=[], reasoning=thoughts)
                     case "message_delta":
                         end = event.delta
                         usage = _later(usage, event.usage)
@@ -206,13 +210,16 @@ def _finish_reason(end: _Delta) -> FinishReason:
     raise EngineError(f"the answer ended with {end.stop_reason!r}")
 
 
-def _counted(usage: _Usage) -> Usage:
-    """The API counts tokens read from a cache, written to it, and others apart."""
+def _counted(usage: _Usage) -> Usage | None:
+    """The API counts tokens read from a cache, written to it, and others apart. None where it was
+    not told."""
+    if usage.input_tokens is None or usage.output_tokens is None:
+        return None
     cached = usage.cache_read_input_tokens or 0
-    computed = (usage.input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    computed = usage.input_tokens + (usage.cache_creation_input_tokens or 0)
     return Usage(
         prompt_tokens=cached + computed,
         cached_tokens=cached,
         computed_tokens=computed,
-        completion_tokens=usage.output_tokens or 0,
+        completion_tokens=usage.output_tokens,
     )

@@ -53,6 +53,13 @@ class _Usage(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    # Two names of the same; no server sends both with different texts.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def thoughts(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
 
 
 class _Choice(msgspec.Struct):
@@ -73,7 +80,8 @@ class OpenAI(TextBackend):
     """``rt.OpenAI("gpt-…")``, or with a ``base_url`` such as ``"http://localhost:30000/v1"``.
 
     Programs need roles, and an answer is all of its turn. Constraints are JSON schemas, and types
-    that are written as JSON; the server enforces them. Token counts are the server's.
+    that are written as JSON; the server enforces them. Token counts are the server's, None where
+    it tells none. Reasoning that it tells apart is in the meta info, and in no text.
     """
 
     def __init__(
@@ -153,7 +161,8 @@ class OpenAI(TextBackend):
         return body | self._extra_body
 
     async def _chunks(self, call: Call) -> AsyncGenerator[Chunk, None]:
-        finish, usage, refusal = "", _Usage(), ""
+        finish, refusal = "", ""
+        usage: _Usage | None = None
         events = self._connection.events("/chat/completions", self.body_of(call))
         async with contextlib.aclosing(events):
             async for data in events:
@@ -164,8 +173,9 @@ class OpenAI(TextBackend):
                 for choice in event.choices:
                     finish = choice.finish_reason or finish
                     refusal += choice.delta.refusal or ""
-                    if choice.delta.content:
-                        yield Chunk(text=choice.delta.content, token_ids=[])
+                    text, thoughts = choice.delta.content or "", choice.delta.thoughts
+                    if text or thoughts:
+                        yield Chunk(text=text, token_ids=[], reasoning=thoughts)
         if not finish:
             url = self._connection.url
             raise ServerUnreachable(f"{url}: the answer ended in the middle", sent=True)
@@ -175,7 +185,7 @@ class OpenAI(TextBackend):
             text="",
             token_ids=[],
             finish=_finish_reason(finish, call.params),
-            usage=_counted(usage),
+            usage=None if usage is None else _counted(usage),
         )
 
 

@@ -14,7 +14,6 @@ from rtlang.backends.base import Call
 from rtlang.cli.common import given_options, make_engine, sampling_params
 from rtlang.errors import ConfigError, RtlangError
 from rtlang.runtime.chunk import Chunk
-from rtlang.runtime.result import collect
 from rtlang.runtime.sampling_params import SamplingParams
 
 Messages = list[dict[str, str]]
@@ -107,8 +106,11 @@ def _print(answer: Iterator[Chunk]) -> str:
     except KeyboardInterrupt:
         print(" (stopped)")
         return _text(chunks)
-    usage = collect(chunks).usage
-    print(f"\n({usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached)")
+    usage = chunks[-1].usage
+    told = "the server counts no tokens"
+    if usage is not None:
+        told = f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"
+    print(f"\n({told})")
     return _text(chunks)
 
 

@@ -122,7 +122,8 @@ def _is_inside(value: JsonText, more: str) -> bool:
 _TYPES = {"{": {"object"}, "[": {"array"}, "t": {"boolean"}, "f": {"boolean"}, "n": {"null"}}
 _NUMBER = {"number", "integer"}
 _ALL = frozenset({"string", "object", "array", "boolean", "null", *_NUMBER})
-_MAX_REFS = 10
+#: Of schemas in schemas, references followed included.
+_MAX_DEPTH = 20
 
 
 def json_value(text: str, types: Collection[str]) -> str:
@@ -147,22 +148,39 @@ def parameter_types(key: str, schema: Mapping[str, Any]) -> set[str]:
     return value_types(properties[key], schema)
 
 
-def value_types(part: object, root: Mapping[str, Any], refs: int = _MAX_REFS) -> set[str]:
-    """The types that a part of a schema allows; all of them where it does not say."""
-    if not isinstance(part, Mapping) or refs == 0:
+def value_types(part: object, root: Mapping[str, Any]) -> set[str]:
+    """The types that a part of a schema allows; all of them where it does not say. Nothing in the
+    schema needs to be right: whoever compiles it refuses what is wrong."""
+    return _value_types(part, root, _MAX_DEPTH, {})
+
+
+def named_types(part: Mapping[str, Any]) -> set[str]:
+    given = part.get("type")
+    return {t for t in (given if isinstance(given, list) else [given]) if isinstance(t, str)}
+
+
+def _value_types(
+    part: object, root: Mapping[str, Any], depth: int, known: dict[str, set[str]]
+) -> set[str]:
+    """``known``: of references. Each is followed once, however many lead to it."""
+    if not isinstance(part, Mapping) or depth == 0:
         return set(_ALL)
     if "type" in part:
-        return {part["type"]} if isinstance(part["type"], str) else set(part["type"])
+        return named_types(part)
     if "enum" in part or "const" in part:
-        return set().union(*map(_types_of_value, part.get("enum", [part.get("const")])))
-    for key in ("anyOf", "oneOf"):
-        if part.get(key):
-            return set().union(*(value_types(one, root, refs - 1) for one in part[key]))
-    if part.get("allOf"):
-        return set.intersection(*(value_types(one, root, refs - 1) for one in part["allOf"]))
-    if isinstance(part.get("$ref"), str):
-        return value_types(_target(part["$ref"], root), root, refs - 1)
-    return set(_ALL)
+        options = part.get("enum", [part.get("const")])
+        return set().union(*map(_types_of_value, options)) if isinstance(options, list) else set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(part.get(key), list) and part[key]:
+            found = [_value_types(one, root, depth - 1, known) for one in part[key]]
+            return set.intersection(*found) if key == "allOf" else set().union(*found)
+    ref = part.get("$ref")
+    if not isinstance(ref, str):
+        return set(_ALL)
+    if ref not in known:
+        known[ref] = set(_ALL)  # for one that leads to itself
+        known[ref] = _value_types(_target(ref, root), root, depth - 1, known)
+    return known[ref]
 
 
 def _types_of_value(value: object) -> set[str]:

@@ -13,6 +13,7 @@ from rtlang.runtime.parsers.qwen_xml import (
     FUNCTION_END,
     PARAMETER,
     PARAMETER_END,
+    named_types,
     value_types,
 )
 from rtlang.runtime.tools.formats import Node, any_of, literal, sequence
@@ -70,28 +71,27 @@ def _parameter(key: str, part: object, schema: Mapping[str, Any]) -> Node | None
 
 def _is_free(part: Mapping[str, Any]) -> bool:
     """Whether any text is a value of it, as the parser reads it."""
-    if "anyOf" in part and not set(part) - _ABOUT - {"anyOf"}:
+    if isinstance(part.get("anyOf"), list) and not set(part) - _ABOUT - {"anyOf"}:
+        parts = [one for one in part["anyOf"] if isinstance(one, Mapping)]
+        types = set().union(*map(named_types, parts))
         return (
-            any("string" in _named_types(one) for one in part["anyOf"])
-            and all(
-                isinstance(one, Mapping) and not set(one) - _ABOUT - {"type"} and _named_types(one)
-                for one in part["anyOf"]
-            )
-            and set().union(*map(_named_types, part["anyOf"])) <= _FREE_TYPES
+            len(parts) == len(part["anyOf"])
+            and all(not set(one) - _ABOUT - {"type"} and named_types(one) for one in parts)
+            and "string" in types
+            and types <= _FREE_TYPES
         )
-    types = _named_types(part)
+    types = named_types(part)
     return not set(part) - _ABOUT - {"type"} and "string" in types and types <= _FREE_TYPES
-
-
-def _named_types(part: object) -> set[str]:
-    given = part.get("type") if isinstance(part, Mapping) else None
-    return {given} if isinstance(given, str) else set(given or ())
 
 
 def _value(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Node | None:
     """Texts of a list, or JSON that is no string."""
     options, types = part.get("enum"), value_types(part, schema)
-    if options and types == {"string"} and not set(part) - _ABOUT - {"type", "enum"}:
+    if (
+        isinstance(options, list)
+        and types == {"string"}
+        and not set(part) - _ABOUT - {"type", "enum"}
+    ):
         return any_of(map(literal, options)) if _all_texts(options) else None
     if "string" in types or "$ref" in json.dumps(part):
         return None

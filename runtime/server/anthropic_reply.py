@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -178,5 +179,14 @@ def _event(kind: str, **payload: Any) -> bytes:
 
 def _input(text: str) -> dict[str, Any]:
     """The arguments as an object; of a call that was cut, what there is of them."""
-    found = from_json(text, allow_partial=True) if text.strip() else {}
+    if not text.strip():
+        return {}
+    try:
+        found = from_json(text, allow_partial=True)
+    except ValueError:  # half a character, as an escape; what cannot be told becomes "?"
+        try:
+            told = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        except ValueError:  # cut besides
+            return {}
+        found = from_json(told)
     return found if isinstance(found, dict) else {}

@@ -68,8 +68,8 @@ def create_app(state: ServerState) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(state.config.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],  # the official clients send many; there are no cookies to guard
             expose_headers=["x-request-id", "retry-after"],
         )
     return app

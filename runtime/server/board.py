@@ -9,8 +9,9 @@ from typing import Any
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.server.record import CallRecord, now
 
-#: Calls that are remembered, and seconds that latencies are.
+#: Calls that are remembered; latencies of each kind that are, and for how many seconds.
 NUM_CALLS = 100
+NUM_TIMES = 20_000
 WINDOW_S = 60.0
 #: Characters of a prompt or an answer that are shown.
 SHOWN_CHARS = 2000
@@ -21,8 +22,8 @@ class Board:
 
     def __init__(self) -> None:
         self._calls: deque[dict[str, Any]] = deque(maxlen=NUM_CALLS)
-        self._ttft: deque[tuple[float, float]] = deque()  # (when, seconds)
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=20_000)
+        self._ttft: deque[tuple[float, float]] = deque(maxlen=NUM_TIMES)  # (when, seconds)
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=NUM_TIMES)
 
     def started(self, record: CallRecord) -> None:
         pass

@@ -10,8 +10,12 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from rtlang.errors import InvalidParameter, Unsupported
 
+#: Sequences of one call: prompts times n.
+MAX_SEQUENCES = 4096
 #: Lists and objects inside of each other. Templates and schemas are walked by recursion.
 MAX_DEPTH = 100
+#: Lists and objects in all: millions fit into a body, and take seconds to be read.
+MAX_PARTS = 100_000
 
 
 STRICT = ConfigDict(extra="allow", arbitrary_types_allowed=False, strict=True)
@@ -68,9 +72,18 @@ def given(body: BaseModel, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
+def check_count(num_sequences: int) -> None:
+    """Raises ``InvalidParameter`` for more than one call may have."""
+    if num_sequences > MAX_SEQUENCES:
+        message = (
+            f"{num_sequences} sequences (prompts times n), and a call may have {MAX_SEQUENCES}"
+        )
+        raise InvalidParameter(message, param="n")
+
+
 def check_json(data: Any) -> None:
-    """Raises ``InvalidParameter`` for lone surrogates, and for nesting beyond ``MAX_DEPTH``; its
-    ``param`` is the outermost field."""
+    """Raises ``InvalidParameter`` for lone surrogates, for nesting beyond ``MAX_DEPTH``, and for
+    more than ``MAX_PARTS`` in a field; its ``param`` is the outermost field."""
     if not isinstance(data, dict):
         _check_under(data, None)
         return
@@ -80,7 +93,7 @@ def check_json(data: Any) -> None:
 
 
 def _check_under(value: Any, param: str | None) -> None:
-    level = [value]
+    level, num_parts, where = [value], 0, param or "the body"
     for _ in range(MAX_DEPTH):
         texts = [item for item in level if type(item) is str]
         for text in texts:
@@ -89,6 +102,10 @@ def _check_under(value: Any, param: str | None) -> None:
         objects = [item for item in level if type(item) is dict]
         if not lists and not objects:
             return
+        num_parts += len(lists) + len(objects)
+        if num_parts > MAX_PARTS:
+            message = f"{where}: more than {MAX_PARTS} lists and objects"
+            raise InvalidParameter(message, param=param)
         for item in objects:
             for key in item:
                 _check_text(key, param)
@@ -97,7 +114,6 @@ def _check_under(value: Any, param: str | None) -> None:
             for child in itertools.chain(*lists, *(item.values() for item in objects))
             if type(child) is not int
         ]
-    where = param or "the body"
     raise InvalidParameter(f"{where}: nested deeper than {MAX_DEPTH} levels", param=param)
 
 

@@ -12,19 +12,29 @@ from typing import Any
 
 from starlette.requests import Request
 
-from rtlang.errors import DuplicateRequestId, EngineError, RequestAborted, RtlangError
+from rtlang.errors import (
+    DuplicateRequestId,
+    EngineError,
+    InvalidParameter,
+    RequestAborted,
+    RtlangError,
+)
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.job import Ask, Job
 from rtlang.runtime.messages import Timings, Usage
 from rtlang.runtime.result import GenerateResult, collect
+from rtlang.runtime.server.body import check_count
 from rtlang.runtime.server.keys import Principal
 from rtlang.runtime.server.record import CallRecord, now
 from rtlang.runtime.server.replies import aborting
-from rtlang.runtime.server.state import ServerState, principal_of
+from rtlang.runtime.server.state import ServerState, own_name, principal_of
 
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
+
+#: Characters of an id that a caller gives.
+MAX_RID_LEN = 256
 
 
 class Generation:
@@ -66,6 +76,7 @@ class Generation:
         """
         engine = state.accepting()
         principal = principal_of(request.scope)
+        check_count(sum(ask.params.n for ask in asks))
         record = CallRecord(
             request_id=request.scope["state"]["request_id"],
             route=request.scope["state"]["route"],
@@ -103,17 +114,21 @@ class Generation:
         return self
 
     def _name(self, rids: Sequence[str], num_prompts: int) -> None:
-        """Raises ``DuplicateRequestId``."""
+        """Raises ``DuplicateRequestId``, and ``InvalidParameter`` for an id that is too long."""
         assert len(rids) in (0, 1, num_prompts), (len(rids), num_prompts)
         whole = len(rids) != num_prompts or num_prompts == 1
-        names = {rid: None if whole else at for at, rid in enumerate(rids)}
-        taken = [rid for rid in rids if rid in self._state.running or rids.count(rid) > 1]
-        if taken:
-            raise DuplicateRequestId(f"a request with the id {taken[0]!r} is running", param="rid")
+        names: dict[str, int | None] = {}
+        for at, rid in enumerate(rids):
+            if len(rid) > MAX_RID_LEN:
+                raise InvalidParameter(f"a rid has at most {MAX_RID_LEN} characters", param="rid")
+            name = own_name(self._principal.name, rid)
+            if name in self._state.running or name in names:
+                raise DuplicateRequestId(f"a request with the id {rid!r} is running", param="rid")
+            names[name] = None if whole else at
         self._rids = names or {f"{self.record.request_id}#{next(_numbers)}": None}
 
     def abort(self, rid: str | None = None) -> None:
-        """End all of it, or what ``rid`` names. From the event loop."""
+        """End all of it, or what ``rid`` (see ``own_name``) names. From the event loop."""
         if self._job is None:
             self._failure = self._failure or RequestAborted("it was aborted")
         else:

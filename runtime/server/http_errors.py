@@ -5,6 +5,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
+
 from rtlang.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -21,6 +23,7 @@ from rtlang.errors import (
     SchedulerStalled,
     ServerUnavailable,
 )
+from rtlang.runtime.messages import Usage
 
 #: The first class that fits decides.
 _STATUS: tuple[tuple[type[RtlangError], int], ...] = (
@@ -69,10 +72,14 @@ def headers_of(error: RtlangError) -> dict[str, str]:
 
 def openai_body(error: RtlangError) -> dict[str, Any]:
     """``{"error": {"message", "type", "param", "code"}}``; what else the error says (a schema's
-    pointer, a limit) stands beside them, so that our own client can build the same error."""
+    pointer, a limit, ``usage``: what the failed sequence has cost) stands beside them, so that our
+    own client can build the same error."""
     status = status_of(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     more = {k: v for k, v in error.data.items() if k not in _INTERNAL and _is_plain(v)}
+    usage = error.data.get("usage")
+    if isinstance(usage, Usage):
+        more["usage"] = msgspec.structs.asdict(usage)  # the struct itself would be a list
     if error.index is not None:
         more["index"] = error.index
     return {
@@ -96,7 +103,7 @@ def anthropic_body(error: RtlangError) -> dict[str, Any]:
     }
 
 
-#: Fields of ``RtlangError.data`` that are ours alone.
+#: Fields of ``RtlangError.data`` that are ours alone, or are written in a form of their own.
 _INTERNAL = frozenset({"usage", "choice", "param"})
 
 

@@ -118,6 +118,8 @@ def write_key_file(path: str, keys: KeyFile) -> None:
 
 def _checked(found: KeyFile, where: str = "") -> KeyFile:
     names = [entry.name for entry in found.keys]
+    if ENVIRONMENT_NAME in names:
+        raise ConfigError(f"API keys{where}: {ENVIRONMENT_NAME!r} is the name of another key")
     for entry in found.keys:
         if not _NAME.fullmatch(entry.name):
             raise ConfigError(

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 to_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
+#: No line ends of events, and yet where some clients cut them.
+_LINE_ENDS = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in "\u0085\u2028\u2029")
 
 
 def data_event(payload: Any) -> bytes:
@@ -113,4 +115,7 @@ class EventStream(Response):
 
 
 async def _send_part(send: Send, body: bytes) -> None:
+    if b"\xe2\x80" in body or b"\xc2\x85" in body:  # in texts only: JSON's own parts are ASCII
+        for raw, escaped in _LINE_ENDS:
+            body = body.replace(raw, escaped)
     await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -50,7 +50,7 @@ class ServerState:
         self.index = 0  # of this frontend
         self.metrics_dir: str | None = None  # where several frontends keep what they count
         self.observability: Observability | None = None
-        self.running: dict[str, Generation] = {}  # by request id
+        self.running: dict[str, Generation] = {}  # by ``own_name``
         self.on_idle: asyncio.Event = asyncio.Event()
         self.on_idle.set()
         #: More that operators may read in /server_info, by name.
@@ -121,9 +121,9 @@ class ServerState:
             self.relay_abort(rid, by, everything)
 
     def abort_here(self, rid: str | None, by: Principal, *, everything: bool = False) -> None:
-        for name in list(self.running) if everything else [rid or ""]:
-            found = self.running.get(name)
-            if found is not None and (by.operator or found.record.key == by.name):
+        for name, found in list(self.running.items()):
+            key = found.record.key
+            if (by.operator or key == by.name) and (everything or name == own_name(key, rid or "")):
                 found.abort(name)
 
     def fail_all(self, error: Callable[[], RtlangError]) -> None:
@@ -135,6 +135,11 @@ class ServerState:
         self.running.pop(rid, None)
         if not self.running:
             self.on_idle.set()
+
+
+def own_name(key: str, rid: str) -> str:
+    """A caller's id for a request among those of all keys, whose names have no slash."""
+    return f"{key}/{rid}" if key else rid
 
 
 def principal_of(scope: Mapping[str, Any]) -> Principal:

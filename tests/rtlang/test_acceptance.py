@@ -141,7 +141,7 @@ def test_program_3_branch_solve_merge(make_engine: MakeEngine) -> None:
 
 
 def test_program_4_tree_of_thought(make_engine: MakeEngine) -> None:
-    engine = make_engine(ScriptedModel([f"thought{i:03}" for i in range(30)], step_s=0.001))
+    engine = make_engine(ScriptedModel([f"thought{i:03}" for i in range(30)], step_s=0.01))
     leaves: list[int] = []
 
     def grow(s: rt.ProgramState, level: int) -> list[rt.ProgramState]:

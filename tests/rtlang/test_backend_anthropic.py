@@ -158,3 +158,20 @@ def test_a_late_system_turn_is_refused_before_anything_is_sent() -> None:
         with pytest.raises(InvalidPrompt, match="system"):
             program.run(backend=backend)
     assert server.requests == []
+
+
+def test_thoughts_are_in_the_meta_info_and_in_no_text() -> None:
+    thinking = {"type": "thinking_delta", "thinking": "hm"}
+    signed = {"type": "signature_delta", "signature": "s"}
+    deltas = [event({"type": "content_block_delta", "delta": d}) for d in (thinking, signed)]
+    run, _ = ask(lambda path, body: [head(), START, *deltas, TEXT, ended("end_turn"), STOP])
+    assert run["a"] == "hi" and run.get_meta_info("a")["reasoning"] == "hm"
+
+
+def test_counts_that_are_not_told_are_unknown() -> None:
+    silent = event({"type": "message_delta", "delta": {"stop_reason": "end_turn"}})
+    start = event({"type": "message_start", "message": {}})
+    run, _ = ask(lambda path, body: [head(), start, TEXT, silent, STOP])
+    (call,) = run.usage.calls
+    assert call.tokens is None and run.usage.num_unknown == 1
+    assert run.get_meta_info("a")["completion_tokens"] is None

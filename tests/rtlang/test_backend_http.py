@@ -24,6 +24,7 @@ from rtlang.errors import (
     EngineError,
     InvalidParameter,
     NotAuthenticated,
+    NumericalError,
     PromptTooLong,
     QueueFull,
     RequestAborted,
@@ -230,6 +231,35 @@ def test_an_error_has_its_class_and_its_data() -> None:
             say.run("x" * 100, backend=server.engine)
     assert raised.value.message == here.value.message
     assert raised.value.data.get("limit") == here.value.data.get("limit")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05], ids=["status", "event"])
+def test_what_a_failed_call_has_cost_is_told(delay_s: float) -> None:
+    """Both ways to fail: before the first token, and in the middle of a stream."""
+    reply = Reply(error=NumericalError("NaN"), delay_s=delay_s)
+    with serving(ScriptedModel([reply], step_s=0.001)) as server:
+        with HTTP(server.url) as backend:
+            run = say.run("hello", max_tokens=4000, backend=backend, stream=True)
+            assert isinstance(run.error, NumericalError)
+        stats = server.engine.stats()
+    (call,) = run.usage.calls
+    assert call.tokens is not None and run.usage.num_unknown == 0
+    assert call.prompt_tokens == call.computed_tokens == stats["computed_tokens"] == 5
+    assert call.completion_tokens == stats["completion_tokens"]
+    assert (call.completion_tokens > 0) is (delay_s > 0)
+
+
+def test_what_an_aborted_call_has_cost_is_told() -> None:
+    with serving(ScriptedModel([Reply("x" * 4000)], step_s=0.001)) as server:
+        with HTTP(server.url) as backend:
+            run = say.run("hello", max_tokens=4000, backend=backend, stream=True)
+            assert next(run.text_iter("x"))
+            run.cancel()
+            assert isinstance(run.error, RequestAborted)
+        stats = server.engine.stats()
+    (call,) = run.usage.calls
+    assert call.prompt_tokens == 5
+    assert call.completion_tokens == stats["completion_tokens"] > 0
 
 
 def test_keys_are_sent() -> None:

@@ -205,3 +205,37 @@ def test_a_deadline_cuts_the_answer() -> None:
         with pytest.raises(DeadlineExceeded) as raised:
             chatting(ASKED, rt.assistant(slow)).run(backend=backend)
     assert set(raised.value.text) <= {"t"}
+
+
+def test_reasoning_is_in_the_meta_info_and_in_no_text() -> None:
+    answer = [
+        head(), chunk(None, reasoning_content="let me "), chunk("", reasoning="see"),
+        chunk("yes", "stop"), event("[DONE]"),
+    ]  # fmt: skip
+    with (
+        fake_server(lambda path, body: answer) as server,
+        rt.OpenAI("m", base_url=server.url) as backend,
+    ):
+        run = chatting(ASKED, rt.assistant(rt.gen("a"))).run(backend=backend)
+    assert run["a"] == run.messages()[-1]["content"] == "yes"
+    assert run.get_meta_info("a")["reasoning"] == "let me see"
+
+
+def test_a_server_that_counts_nothing_is_not_taken_for_one_that_counts_none() -> None:
+    counted = event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}})
+    plays = iter([[], [counted]])
+    with (
+        fake_server(
+            lambda path, body: [head(), chunk("yes", "stop"), *next(plays), event("[DONE]")]
+        ) as server,
+        rt.OpenAI("m", base_url=server.url) as backend,
+    ):
+        turns = [part for n in "ab" for part in (ASKED, rt.assistant(rt.gen(n, stop=".")))]
+        run = chatting(*turns).run(backend=backend)
+    first, second = run.usage.calls
+    assert first.tokens is None and second.prompt_tokens == 5
+    assert run.usage.num_unknown == 1 and "num_unknown=1" in repr(run.usage)
+    assert (run.usage.prompt_tokens, run.usage.completion_tokens) == (5, 2)
+    assert run.get_meta_info("a")["prompt_tokens"] is None
+    assert run.get_meta_info("b")["prompt_tokens"] == 5
+    assert "reasoning" not in run.get_meta_info("a")

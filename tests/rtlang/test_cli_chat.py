@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_server import event, fake_server, head
 from server_harness import serving
 
 from rtlang.cli.main import main
@@ -24,6 +25,17 @@ def test_each_turn_says_what_the_servers_cache_saved(
     assert answers[1].startswith("(0 of ")
     assert answers[3].startswith(f"({stats['cached_tokens']} of ") and stats["cached_tokens"] > 30
     assert "ScriptedModel at http://" in err
+
+
+def test_a_server_that_counts_nothing_is_said_to_count_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["hi", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    answer = event({"choices": [{"delta": {"content": "hello"}, "finish_reason": "stop"}]})
+    with fake_server(lambda path, body: [head(), answer]) as server:
+        assert main(["chat", "--url", server.url, "--model", "m"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["hello", "(the server counts no tokens)"]
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,12 @@ def test_a_bug_of_ours_is_500_without_details_and_has_an_id(
 
 
 def preflight(url: str, origin: str) -> httpx.Response:
-    asks = {"origin": origin, "access-control-request-method": "POST"}
-    return httpx.options(f"{url}/generate", headers=asks)
+    asks = {
+        "origin": origin,
+        "access-control-request-method": "DELETE",
+        "access-control-request-headers": "authorization,x-stainless-lang",  # as OpenAI's client
+    }
+    return httpx.options(f"{url}/v1/responses/r", headers=asks)
 
 
 def test_cors_is_off_by_default_and_on_for_the_given_origins(server: RunningServer) -> None:
@@ -87,7 +91,9 @@ def test_cors_is_off_by_default_and_on_for_the_given_origins(server: RunningServ
     origins = ("https://a.example",)
     with serving(ScriptedModel(lambda _: "fine"), cors_origins=origins) as open_server:
         allowed = preflight(open_server.url, "https://a.example")
+        assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        assert "access-control-allow-credentials" not in allowed.headers
         other = preflight(open_server.url, "https://b.example")
         assert "access-control-allow-origin" not in other.headers
 

@@ -11,12 +11,15 @@ import httpx
 import pytest
 from server_harness import PATIENCE_S, RunningServer, serving
 
+from rtlang.errors import NumericalError
 from rtlang.testing import Reply, ScriptedModel
 
 PATH = "/v1/completions"
 
 
 def script(prompt: str) -> Reply | str:
+    if prompt.endswith("fail"):
+        return Reply(error=NumericalError("NaN in the logits"), delay_s=0.02)
     if prompt.endswith("endless"):
         return Reply("ab", eos=False)
     return f"<{prompt}>"
@@ -149,6 +152,16 @@ def test_c4_c5_streams_tell_usage_and_end_once(server: RunningServer) -> None:
         assert reasons == [None] * (len(reasons) - 1) + [choice["finish_reason"]]
         assert "".join(c["text"] for c in pieces) == choice["text"]
     assert not any("usage" in chunk for chunk in events(server, **body))
+
+
+def test_c7_a_failure_in_a_stream_is_an_error_event_and_no_success(server: RunningServer) -> None:
+    reply = post(server, prompt="fail", max_tokens=500, stream=True)
+    assert reply.status_code == 200
+    *chunks, last = [json.loads(x.removeprefix("data: ")) for x in reply.text.split("\n\n") if x]
+    assert last["error"]["code"] == "numerical_error"
+    assert chunks
+    assert all(c["finish_reason"] is None for chunk in chunks for c in chunk["choices"])
+    assert post(server, prompt="fail", max_tokens=500).status_code == 500
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])

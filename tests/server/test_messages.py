@@ -13,9 +13,10 @@ from server_harness import RunningServer, serving
 
 from rtlang.errors import NumericalError
 from rtlang.runtime.messages import FinishReason
-from rtlang.runtime.parsers.events import CallArguments, CallBegin, Content, Event
+from rtlang.runtime.parsers.events import CallArguments, CallBegin, CallEnd, Content, Event
 from rtlang.runtime.server.anthropic_reply import MessageWriter
 from rtlang.runtime.server.anthropic_request import MessageBody, chat_ask
+from rtlang.runtime.server.replies import Json
 from rtlang.runtime.server.turns import Turn
 from rtlang.testing.scripted import Reply
 
@@ -215,6 +216,22 @@ def test_a_call_that_went_on_as_no_json_is_text() -> None:
     message = writer.message(FinishReason("stop", 256, "eos"), {})
     assert message["content"] == [{"type": "text", "text": '<tool_call>{"a": x'}]
     assert message["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (r'{"a": "x\ud800", "b": 1}', {"a": "x?", "b": 1}),
+        (r'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (r'{"a": "x\ud800", "b"', {}),
+    ],
+)
+def test_half_a_character_in_a_call_is_no_failure(arguments: str, told: dict[str, Any]) -> None:
+    writer = MessageWriter("m", Turn(), show_thinking=True)
+    writer.feed([CallBegin(0, "add"), CallArguments(0, arguments), CallEnd(0)])
+    (block,) = writer.message(FinishReason("stop", 256, "eos"), {})["content"]
+    assert block["input"] == told
+    Json(writer.message(FinishReason("stop", 256, "eos"), {}))  # it can be written
 
 
 def test_thoughts_are_blocks_of_their_own(server: RunningServer) -> None:

@@ -187,6 +187,19 @@ def test_h1_a_killed_scheduler_is_told_to_clients_and_ends_the_server(tmp_path: 
         assert server.wait() == 1
 
 
+def test_h1_a_killed_scheduler_ends_several_frontends(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--frontends", "2") as server:
+        server.wait_ready()
+        streams = [Stream(server, 3000) for _ in range(4)]
+        for stream in streams:
+            stream.wait_started()
+        server.scheduler().kill()
+        for stream in streams:
+            stream.finish()
+            assert error_of(stream) == "scheduler_died"
+        assert server.wait() == 1
+
+
 def test_h3_at_the_deadline_the_rest_get_an_error_event(tmp_path: Path) -> None:
     with server_process(tmp_path, "--shutdown-timeout-s", "0.5") as server:
         server.wait_ready()

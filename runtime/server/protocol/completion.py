@@ -9,6 +9,7 @@ from rtlang.grammar.spec import GrammarSpec
 from rtlang.runtime.job import Ask
 from rtlang.runtime.messages import LogprobOptions
 from rtlang.runtime.sampling_params import SamplingParams
+from rtlang.runtime.server.body import check_count
 from rtlang.runtime.server.protocol.logprobs import logprob_options
 from rtlang.runtime.server.protocol.response_format import one_of, read_response_format
 from rtlang.runtime.server.protocol.sampling import NOT_BUILT, SamplingBody
@@ -64,6 +65,8 @@ class CompletionBody(SamplingBody):
             return [self._encoded(tokenizer, given)]
         if not given:
             raise InvalidPrompt("the prompt is empty", param="prompt")
+        if not isinstance(given[0], int):
+            check_count(len(given))
         found: list[tuple[str | None, list[int]]] = []
         for one in given:
             if isinstance(one, str):

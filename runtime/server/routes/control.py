@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.metadata
-from typing import Any
+import urllib.parse
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from rtlang.errors import EngineError, NotAllowed, RtlangError, ServerUnavailable
@@ -15,6 +17,8 @@ from rtlang.runtime.engine import Engine
 from rtlang.runtime.job import Ask, CallOptions
 from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.server.body import Body
+from rtlang.runtime.server.config import ServerConfig
+from rtlang.runtime.server.generation import MAX_RID_LEN
 from rtlang.runtime.server.replies import Json
 from rtlang.runtime.server.state import Phase, ServerState, principal_of
 from rtlang.runtime.server.threads import in_thread
@@ -25,6 +29,8 @@ router = APIRouter()
 ANSWER_S = 5.0
 #: Seconds that it gets for one token, in ``/health_generate``.
 GENERATE_S = 10.0
+#: The longest that ``/flush_cache`` waits, in seconds.
+MAX_FLUSH_S = 3600.0
 
 
 def server_of(request: Request) -> ServerState:
@@ -53,7 +59,9 @@ async def health_generate(request: Request) -> Response:
     state = server_of(request)
     engine = state.accepting()
     state.is_suspect = True  # the watchdog asks too, and a scheduler that is silent is told at once
-    ask = Ask([0], SamplingParams(max_new_tokens=1, temperature=0.0), CallOptions(priority=2**62))
+    ask = Ask(
+        [0], SamplingParams(max_new_tokens=1, temperature=0.0), CallOptions(priority=2**63 - 1)
+    )
     job = engine.submit([ask], stream=False)
     try:
         async with asyncio.timeout(GENERATE_S):
@@ -90,7 +98,7 @@ async def model_info(request: Request) -> Response:
 
 async def engine_stats(engine: Engine) -> dict[str, Any]:
     """Raises ``DeadlineExceeded`` where the scheduler does not answer."""
-    return await asyncio.to_thread(engine.stats, ANSWER_S)
+    return await in_thread(lambda: engine.stats(ANSWER_S))
 
 
 @router.get("/server_info")
@@ -110,7 +118,7 @@ async def server_info(request: Request) -> Response:
             "served_model_name": state.model_name,
             "status": state.phase.value,
             **config,
-            "server": dataclasses.asdict(state.config),
+            "server": _shown(state.config),
             "max_total_num_tokens": stats["total_len"],
             "internal_states": [stats],
             "memory_usage": {
@@ -122,14 +130,27 @@ async def server_info(request: Request) -> Response:
     )
 
 
+def _shown(config: ServerConfig) -> dict[str, Any]:
+    """Of URLs only scheme, host and path: the rest may hold passwords."""
+    found = dataclasses.asdict(config)
+    for name in ("usage_db", "otlp_endpoint"):
+        if "://" in (found[name] or ""):
+            url = urllib.parse.urlsplit(found[name])
+            host = url.netloc.rpartition("@")[2]
+            found[name] = urllib.parse.urlunsplit((url.scheme, host, url.path, "", ""))
+    return found
+
+
 @router.post("/flush_cache")
 @router.get("/flush_cache", include_in_schema=False)
-async def flush_cache(request: Request, timeout: float = 0.0) -> Response:
+async def flush_cache(
+    request: Request, timeout: Annotated[float, Query(ge=0, le=MAX_FLUSH_S)] = 0.0
+) -> Response:
     """Forget every cached prefix. 400 with the counts of requests while any runs or waits, after
     ``timeout`` seconds of waiting for them."""
     check_operator(request)
     state = server_of(request)
-    deadline = asyncio.get_running_loop().time() + min(max(timeout, 0.0), 3600.0)
+    deadline = asyncio.get_running_loop().time() + timeout
     while True:
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -148,7 +169,7 @@ async def flush_cache(request: Request, timeout: float = 0.0) -> Response:
 
 
 class AbortBody(Body):
-    rid: str | None = None
+    rid: str | None = Field(None, max_length=MAX_RID_LEN)
     abort_all: bool = False
 
 

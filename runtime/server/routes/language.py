@@ -11,6 +11,7 @@ from starlette.responses import Response
 from rtlang.runtime.server.body import Body
 from rtlang.runtime.server.replies import Json
 from rtlang.runtime.server.routes.control import server_of
+from rtlang.runtime.server.routes.native import MAX_BRANCHES
 from rtlang.runtime.tokenizer_files import described, path_of
 
 router = APIRouter()
@@ -34,7 +35,7 @@ async def tokenizer_file(request: Request, name: str) -> Response:
 
 class CloseBody(Body):
     fork_id: str
-    count: int = Field(ge=1, le=1_000_000)
+    count: int = Field(ge=1, le=MAX_BRANCHES)
 
 
 @router.post("/close_branches")

@@ -16,6 +16,7 @@ from rtlang.runtime.server.anthropic_request import (
 )
 from rtlang.runtime.server.chat_plan import ChatPlan, plan_chat
 from rtlang.runtime.server.generation import Generation
+from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.replies import EventStream, Json
 from rtlang.runtime.server.state import ServerState
 
@@ -26,7 +27,7 @@ router = APIRouter()
 async def create_message(request: Request, body: MessageBody) -> Response:
     state: ServerState = request.app.state.server
     model = state.check_model(body.model)
-    plan = plan_chat(state, chat_ask(body))
+    plan = await aside(request, plan_chat, state, chat_ask(body))
     generation = await Generation.start(
         state, request, [plan.ask], model=model, stream=bool(body.stream), prompt=plan.prompt
     )
@@ -65,5 +66,5 @@ async def count_tokens(request: Request, body: CountBody) -> Response:
     """Exactly what a message with this body would use, cached or not."""
     state: ServerState = request.app.state.server
     state.check_model(body.model)
-    plan = plan_chat(state, chat_ask(body))
+    plan = await aside(request, plan_chat, state, chat_ask(body))
     return Json({"input_tokens": len(plan.ask.ids)})

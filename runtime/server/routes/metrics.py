@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rtlang.errors import NotFound
 from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter()
 
@@ -20,5 +19,6 @@ async def metrics(request: Request) -> Response:
     if state.observability is None:
         raise NotFound("this server counts nothing")
     accept = request.headers.get("accept", "")
-    page, content_type = await asyncio.to_thread(state.observability.metrics.scrape, accept)
+    scrape = state.observability.metrics.scrape
+    page, content_type = await in_thread(lambda: scrape(accept))
     return Response(page, headers={"Content-Type": content_type})

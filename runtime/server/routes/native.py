@@ -16,15 +16,19 @@ from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.job import Ask, CallOptions, split_params
 from rtlang.runtime.messages import FinishReason, TokenLogprobs, Usage
 from rtlang.runtime.sampling.seeds import derive_seed
-from rtlang.runtime.server.body import Body
+from rtlang.runtime.server.body import Body, check_count
 from rtlang.runtime.server.generation import Generation
 from rtlang.runtime.server.http_errors import openai_body
+from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.protocol.sampling import call_options
 from rtlang.runtime.server.record import now
 from rtlang.runtime.server.replies import DONE, EventStream, Json, data_event
 from rtlang.runtime.server.state import ServerState
 
 router = APIRouter()
+
+#: Of one announced fork.
+MAX_BRANCHES = 1_000_000
 
 NOT_BUILT = {
     name: f"{what} not built"
@@ -72,7 +76,9 @@ class GenerateBody(Body):
     chat: bool = Field(False, description="the model's chat defaults apply")
     choice: int = Field(0, ge=0, description="which of n siblings of one seed this is")
     fork_id: str | None = Field(None, description="a branch of the fork announced under this id")
-    announce: int | None = Field(None, ge=1, description="announce fork_id with so many branches")
+    announce: int | None = Field(
+        None, ge=1, le=MAX_BRANCHES, description="announce fork_id with so many branches"
+    )
 
 
 @router.post("/generate")
@@ -80,7 +86,7 @@ class GenerateBody(Body):
 async def generate(request: Request, body: GenerateBody) -> Response:
     state: ServerState = request.app.state.server
     model = state.check_model(body.model)
-    asks, is_batch = _asks(state, body)
+    asks, is_batch = await aside(request, _asks, state, body)
     rids = [body.rid] if isinstance(body.rid, str) else body.rid or []
     if len(rids) not in (0, 1, len(asks)):
         raise InvalidParameter(f"{len(rids)} rids for {len(asks)} prompts", param="rid")
@@ -116,6 +122,7 @@ def _asks(state: ServerState, body: GenerateBody) -> tuple[list[Ask], bool]:
     prompts: list[Any] = given if is_batch else [given]
     if not prompts or prompts == [[]]:
         raise InvalidPrompt("the prompt is empty", param="text")
+    check_count(len(prompts))
     if body.text is not None:
         prompts = [state.engine.tokenizer.encode(text) for text in prompts]
     params = split_params(_checked(body.sampling_params), len(prompts))

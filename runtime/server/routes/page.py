@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from rtlang.errors import NotFound
 from rtlang.runtime.server.replies import Json
 from rtlang.runtime.server.routes.control import ANSWER_S, check_operator, engine_stats, server_of
 from rtlang.runtime.server.state import principal_of
+from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter(include_in_schema=False)
 
@@ -90,7 +90,7 @@ async def tree(request: Request) -> Response:
     check_operator(request)
     state = server_of(request)
     engine = state.engine
-    found: dict[str, Any] = await asyncio.to_thread(
+    found: dict[str, Any] = await in_thread(
         lambda: engine.cache_tree(max_nodes=NUM_NODES, max_ids=NUM_IDS, timeout=ANSWER_S)
     )
     for node in found["nodes"]:

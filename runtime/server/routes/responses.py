@@ -13,6 +13,7 @@ from rtlang.errors import InvalidParameter, NotFound
 from rtlang.runtime.messages import FinishReason, Usage
 from rtlang.runtime.server.chat_plan import ChatPlan
 from rtlang.runtime.server.generation import Generation
+from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.reading import not_built
 from rtlang.runtime.server.replies import EventStream, Json
 from rtlang.runtime.server.responses_logprobs import TextLogprobs
@@ -115,7 +116,7 @@ async def create_response(request: Request, body: ResponseBody) -> Response:
     state: ServerState = request.app.state.server
     model = state.check_model(body.model)
     messages = read_input(body.input, await _before(request, body.previous_response_id))
-    plan = plan_response(state, body, messages)
+    plan = await aside(request, plan_response, state, body, messages)
     call = _Call(request, body, plan, messages, model)
     generation = await Generation.start(
         state,

@@ -76,4 +76,5 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         message = f"token id {wrong[0]} is outside the vocabulary of {limit}"
         raise InvalidParameter(message, param="tokens")
     skip = body.skip_special_tokens is not False
-    return Json({"text": state.engine.tokenizer.decode(body.tokens, skip_special_tokens=skip)})
+    decode = state.engine.tokenizer.decode
+    return Json({"text": await aside(request, decode, body.tokens, skip_special_tokens=skip)})

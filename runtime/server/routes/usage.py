@@ -10,6 +10,7 @@ from starlette.responses import Response
 from rtlang.errors import NotFound, ServerUnavailable
 from rtlang.runtime.server.replies import Json
 from rtlang.runtime.server.state import ServerState, principal_of
+from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter()
 
@@ -26,10 +27,10 @@ async def usage(request: Request, since: str | None = None, by: str = "key") -> 
         raise NotFound("this server keeps no usage rows (usage_db is not set)")
     principal = principal_of(request.scope)
     key = None if principal.operator else principal.name
-    ask = asyncio.to_thread(state.observability.usage.report, since, by, key)
+    report = state.observability.usage.report
     try:
         async with asyncio.timeout(ANSWER_S):
-            return Json(await ask)
+            return Json(await in_thread(lambda: report(since, by, key)))
     except TimeoutError as error:
         text = "the usage database does not answer"
         raise ServerUnavailable(text, retry_after=5) from error

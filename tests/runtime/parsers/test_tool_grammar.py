@@ -18,6 +18,7 @@ from rtlang.grammar.vocab import Vocab
 from rtlang.grammar.xgr_backend import XgrBackend
 from rtlang.runtime.parsers import deepseek, harmony, hermes, mistral
 from rtlang.runtime.parsers.events import CallArguments, CallBegin, CallEnd, Content, Event
+from rtlang.runtime.parsers.qwen_xml import parameter_types
 from rtlang.runtime.parsers.registry import (
     TOOL_PARSERS,
     Constraint,
@@ -261,6 +262,29 @@ def test_what_xml_cannot_keep_is_enforced_as_json(parameter: dict[str, Any]) -> 
     assert constraint("qwen_xml", tools=tools).parser == "json"
     free = tool_grammar("qwen_xml", tools, choice="auto", parallel=True, tokenizer=PLAIN)
     assert free is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"type": 5}, {"type": [{}]}, {"type": {"a": 1}}, {"enum": 5}, {"anyOf": 5}, {"anyOf": [5]},
+     {"allOf": "x"}, {"oneOf": {}}, {"$ref": 5}, {"anyOf": [{"type": 5}]}],
+)  # fmt: skip
+def test_xml_of_a_schema_that_is_wrong_is_left_to_who_compiles_it(wrong: dict[str, Any]) -> None:
+    tools = {"find": {"properties": {"p": wrong}}}
+    for choice in ("auto", "required"):
+        tool_grammar("qwen_xml", tools, choice=choice, parallel=True, tokenizer=PLAIN)
+
+
+def test_xml_follows_each_reference_of_a_schema_once() -> None:
+    """Ways to the last one: 64 to the power of 5."""
+    steps: dict[str, Any] = {
+        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 64} for i in range(5)
+    }
+    schema = {"properties": {"p": {"$ref": "#/$defs/a0"}}, "$defs": steps}
+    steps["a5"] = {"type": "integer"}
+    assert parameter_types("p", schema) == {"integer"}
+    steps["a5"] = {"$ref": "#/$defs/a0"}
+    assert "string" in parameter_types("p", schema)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,32 @@ def test_a_catastrophic_regex_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:(?:(?:a?){1000}){1000}){1000}b",
+        "((((a{9999}){9999}){9999}){9999})",
+        r"(?:(?:\b|a){1000}){1000}b",
+        "a{99999}b",
+        "(?:a|b?){,99999}b",
+        "(?x)a{9 9 9 # nine\n 9 9}b",
+        "(?i:a(?sx:b))",
+    ],
+)
+def test_a_regex_that_takes_for_ever_to_compile_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidParameter, match="repetitions"):
+        compile_stop_regex(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\d{4}-\d\d-\d\dT(?:\d\d:){2}\d\d", "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "a{1000}",
+     r"(?:\w+ ){10,500}end", "{x", "(?<x>a)"],
+)  # fmt: skip
+def test_usual_repetitions_are_compiled(pattern: str) -> None:
+    compile_stop_regex(pattern)
+
+
+@pytest.mark.parametrize(
     "pattern", ["a(", "[z-a]", "a{2,1}", "(?P<n", "a*", "", "$", "(?r)ab", r"foo\Kbar"]
 )
 def test_a_bad_regex_is_refused_when_it_is_compiled(pattern: str) -> None:
