@@ -367,8 +367,13 @@ def run_select(engine: Engine, **options: Any) -> rt.ProgramState:
     return program.run(backend=engine)
 
 
-def test_program_9_methods_scores_and_counts(make_engine: MakeEngine) -> None:
+def test_program_9_methods_scores_and_counts(
+    make_engine: MakeEngine, request: pytest.FixtureRequest
+) -> None:
     engine = make_engine(ScriptedModel(logits=table_logits))
+    # "no" begins "not sure": over several connections the longer one may arrive first, and then
+    # the last token of the shorter one is computed again (see docs/language.md).
+    late = int("over HTTP" in request.node.name)
     yes = [math.log(0.30), math.log(0.10), 0.0]
     no = [math.log(0.25), math.log(0.60)]
     unsure = [*no, math.log(0.90), 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -382,7 +387,7 @@ def test_program_9_methods_scores_and_counts(make_engine: MakeEngine) -> None:
     assert sum(meta["probs"]) == pytest.approx(1.0)
     likelihoods = [math.exp(sum(row)) for row in (yes, no, unsure)]
     assert meta["probs"] == pytest.approx([p / sum(likelihoods) for p in likelihoods], abs=1e-5)
-    assert run.usage.computed_tokens <= 50 + 11
+    assert run.usage.computed_tokens <= 50 + 11 + late
     assert_counts_are_the_engines(run, engine)
 
 
