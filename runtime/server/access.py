@@ -10,7 +10,13 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rtlang.errors import BodyTooLarge, EngineError, InvalidParameter, RtlangError
+from rtlang.errors import (
+    BodyTooLarge,
+    EngineError,
+    InvalidParameter,
+    NotAllowed,
+    RtlangError,
+)
 from rtlang.runtime.server.logs import log_call
 from rtlang.runtime.server.record import now
 from rtlang.runtime.server.replies import Json
@@ -75,19 +81,29 @@ class Access:
             log_call(scope, status)
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        self._check_origin(scope["path"], headers)
         if scope["method"] != "OPTIONS":  # a browser asks for permission without a key
             scope["state"]["principal"] = self._principal(scope["path"], headers)
         self._check_length(headers)
         await self._app(scope, receive, send)
 
     def _principal(self, path: str, headers: Headers) -> object:
-        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        if _is_open(path):
             return None
         secret = headers.get("x-api-key")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if secret is None and scheme.lower() == "bearer":
             secret = token.strip()
         return self._state.keys.find(secret)
+
+    def _check_origin(self, path: str, headers: Headers) -> None:
+        """A page of another site may make its visitors' browsers ask, without reading answers: on
+        a server without keys that would be enough to flush the cache."""
+        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if not elsewhere or _is_open(path):
+            return
+        if headers.get("origin") not in self._state.config.cors_origins:
+            raise NotAllowed("pages of other origins may not call: see the option cors_origins")
 
     def _check_length(self, headers: Headers) -> None:
         given = headers.get("content-length")
@@ -115,3 +131,7 @@ class Access:
             return message
 
         return counted
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)

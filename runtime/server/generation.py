@@ -16,6 +16,7 @@ from rtlang.errors import (
     DuplicateRequestId,
     EngineError,
     InvalidParameter,
+    NotAllowed,
     RequestAborted,
     RtlangError,
 )
@@ -71,12 +72,14 @@ class Generation:
         """``model``: the name that the client used. ``rids``: the caller's own ids, one for the
         whole call or one for each prompt, by which it can be aborted. ``prompt``: for operators.
 
-        Raises what refuses the call: ``ServerUnavailable``, ``RateLimited``,
+        Raises what refuses the call: ``ServerUnavailable``, ``RateLimited``, ``NotAllowed``,
         ``DuplicateRequestId``, or a ``RequestError`` of the engine. Nothing was sent then.
         """
         engine = state.accepting()
         principal = principal_of(request.scope)
         check_count(sum(ask.params.n for ask in asks))
+        if not principal.operator and any(ask.options.priority > 0 for ask in asks):
+            raise NotAllowed("a priority above 0 needs an operator's key", param="priority")
         record = CallRecord(
             request_id=request.scope["state"]["request_id"],
             route=request.scope["state"]["route"],

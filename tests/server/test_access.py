@@ -211,3 +211,17 @@ def test_an_exception_is_one_line_of_json() -> None:
     line = JsonFormatter().format(record)
     assert len(line.splitlines()) == 1
     assert json.loads(line)["exception"].endswith("ValueError: first\nsecond")
+
+
+def test_a_page_of_another_site_cannot_make_a_browser_ask(server: RunningServer) -> None:
+    url = f"{server.url}/flush_cache"
+    for site in ("cross-site", "same-site"):
+        headers = {"sec-fetch-site": site, "origin": "https://a.example"}
+        assert httpx.post(url, headers=headers).status_code == 403
+        assert httpx.get(url, headers={"sec-fetch-site": site}).status_code == 403  # an image, say
+        assert httpx.get(server.url, headers=headers).status_code == 200  # a link to the page
+    assert httpx.post(url, headers={"sec-fetch-site": "same-origin"}).status_code == 200
+    origins = ("https://a.example",)
+    with serving(ScriptedModel(lambda _: "fine"), cors_origins=origins) as open_server:
+        headers = {"sec-fetch-site": "cross-site", "origin": "https://a.example"}
+        assert httpx.post(f"{open_server.url}/flush_cache", headers=headers).status_code == 200

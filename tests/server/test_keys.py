@@ -218,3 +218,9 @@ def test_over_http_who_has_no_key_or_is_no_operator_is_told(
             assert httpx.get(f"{server.url}/model_info", headers=headers).status_code == 200
             flushed = httpx.post(f"{server.url}/flush_cache", headers=headers)
             assert flushed.status_code == status
+            body = {"text": "a", "priority": 1}
+            first = httpx.post(f"{server.url}/generate", json=body, headers=headers)
+            assert first.status_code == status
+            last = {**body, "priority": -1}
+            later = httpx.post(f"{server.url}/generate", json=last, headers=headers)
+            assert later.status_code == 200
