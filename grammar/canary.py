@@ -16,7 +16,7 @@ class Canary:
     """Thread-safe: one trial at a time, others wait."""
 
     def __init__(
-        self, vocab: Vocab, *, limit_s: float = 5.0, command: tuple[str, ...] = COMMAND
+        self, vocab: Vocab, *, limit_s: float = 4.0, command: tuple[str, ...] = COMMAND
     ) -> None:
         """``limit_s`` is for a trial."""
         self._helper = Helper(command, (vocab.token_bytes, sorted(vocab.stop_ids)))
