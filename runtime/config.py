@@ -29,7 +29,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _field(default: Any, doc: str) -> Any:
+def option(default: Any, doc: str) -> Any:
+    """A field of a configuration, with what the command line and the documentation say of it."""
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
@@ -40,51 +41,51 @@ class EngineConfig:
     Names are SGLang's where the meaning is the same.
     """
 
-    model: str = _field("smollm2", "alias, hub id, folder, or .gguf file")
-    revision: str | None = _field(None, "revision of a hub model")
-    hub_token: str | None = _field(None, "access token for the hub (else huggingface_hub's own)")
-    load_format: str = _field("auto", "auto | safetensors | gguf | dummy (random weights)")
-    dtype: str = _field("auto", "auto (CPU: float32) | float32 | bfloat16 | float16")
-    kv_cache_dtype: str = _field("auto", "auto: as dtype | fp8 (e4m3, on a GPU)")
-    quantization: str | None = _field(None, "fp8: weights in e4m3, a scale per channel")
-    chat_template: str | None = _field(None, "file with a Jinja chat template; none: the model's")
-    trust_remote_code: bool = _field(False, "not built: model code is never downloaded")
-    context_length: int | None = _field(None, "tokens; none: the model's own")
-    device: str = _field("auto", "auto: cuda where there is one, else cpu | cpu | cuda")
-    tp_size: int = _field(1, "tensor-parallel ranks; only 1 is built")
-    attention_backend: str = _field("auto", "auto | torch | triton | flashinfer (GPU)")
-    disable_cuda_graph: bool = _field(False, "launch every kernel from the host")
-    cuda_graph_max_tokens: int = _field(1024, "prompt tokens of a step that is captured")
-    max_running_requests: int | None = _field(None, "rows that run at once; CPU 64, GPU 512")
-    max_total_tokens: int | None = _field(None, "size of the KV pool in tokens; none: from memory")
-    mem_fraction_static: float | None = _field(
+    model: str = option("smollm2", "alias, hub id, folder, or .gguf file")
+    revision: str | None = option(None, "revision of a hub model")
+    hub_token: str | None = option(None, "access token for the hub (else huggingface_hub's own)")
+    load_format: str = option("auto", "auto | safetensors | gguf | dummy (random weights)")
+    dtype: str = option("auto", "auto (CPU: float32) | float32 | bfloat16 | float16")
+    kv_cache_dtype: str = option("auto", "auto: as dtype | fp8 (e4m3, on a GPU)")
+    quantization: str | None = option(None, "fp8: weights in e4m3, a scale per channel")
+    chat_template: str | None = option(None, "file with a Jinja chat template; none: the model's")
+    trust_remote_code: bool = option(False, "not built: model code is never downloaded")
+    context_length: int | None = option(None, "tokens; none: the model's own")
+    device: str = option("auto", "auto: cuda where there is one, else cpu | cpu | cuda")
+    tp_size: int = option(1, "tensor-parallel ranks; only 1 is built")
+    attention_backend: str = option("auto", "auto | torch | triton | flashinfer (GPU)")
+    disable_cuda_graph: bool = option(False, "launch every kernel from the host")
+    cuda_graph_max_tokens: int = option(1024, "prompt tokens of a step that is captured")
+    max_running_requests: int | None = option(None, "rows that run at once; CPU 64, GPU 512")
+    max_total_tokens: int | None = option(None, "size of the KV pool in tokens; none: from memory")
+    mem_fraction_static: float | None = option(
         None, "share of the memory that is left for the KV pool; CPU 0.4, GPU 0.92"
     )
-    page_size: int = _field(1, "slots per page: 1 or 16")
-    chunked_prefill_size: int | None = _field(
+    page_size: int = option(1, "slots per page: 1 or 16")
+    chunked_prefill_size: int | None = option(
         None, "token budget of a step, decode rows included; CPU 512, GPU 8192"
     )
-    schedule_policy: str = _field("lpm", "fcfs | lpm (with ageing) | priority")
-    max_queued_requests: int | None = _field(None, "refuse requests beyond this queue length")
-    enable_mixed_chunk: bool = _field(True, "decode rows and prefill chunks share a step")
-    enable_overlap: bool | None = _field(
+    schedule_policy: str = option("lpm", "fcfs | lpm (with ageing) | priority")
+    max_queued_requests: int | None = option(None, "refuse requests beyond this queue length")
+    enable_mixed_chunk: bool = option(True, "decode rows and prefill chunks share a step")
+    enable_overlap: bool | None = option(
         None, "plan a step while the one before it computes; none: on a GPU"
     )
-    disable_radix_cache: bool = _field(False, "never share a prefix")
-    radix_eviction_policy: str = _field("lru", "lru | lfu | slru")
-    fork_hold_fraction: float = _field(0.5, "share of the pool that announced forks may lock")
-    fork_hold_s: float = _field(60.0, "seconds an announced prefix stays locked for its branches")
-    grammar_backend: str = _field(
+    disable_radix_cache: bool = option(False, "never share a prefix")
+    radix_eviction_policy: str = option("lru", "lru | lfu | slru")
+    fork_hold_fraction: float = option(0.5, "share of the pool that announced forks may lock")
+    fork_hold_s: float = option(60.0, "seconds an announced prefix stays locked for its branches")
+    grammar_backend: str = option(
         "auto", "auto (llguidance for what xgrammar cannot do, if installed) | xgrammar"
     )
-    grammar_cache_mib: int = _field(256, "memory for compiled constraints")
-    grammar_timeout_s: float = _field(10.0, "seconds after which compiling a constraint fails")
-    jump_forward: str = _field("off", "off | canonical: text that a constraint forces is appended")
-    random_seed: int | None = _field(None, "for the seeds of requests that give none")
-    scheduler_process: bool | None = _field(
+    grammar_cache_mib: int = option(256, "memory for compiled constraints")
+    grammar_timeout_s: float = option(10.0, "seconds after which compiling a constraint fails")
+    jump_forward: str = option("off", "off | canonical: text that a constraint forces is appended")
+    random_seed: int | None = option(None, "for the seeds of requests that give none")
+    scheduler_process: bool | None = option(
         None, "run the scheduler in its own process; none: on a GPU, for a model by name"
     )
-    debug: bool = _field(False, "check the memory law after every step")
+    debug: bool = option(False, "check the memory law after every step")
 
     def __post_init__(self) -> None:
         _choice(self, "load_format", LOAD_FORMATS)

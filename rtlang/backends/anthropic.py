@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from rtlang.backends.answers import api_error_of
-from rtlang.backends.base import Call, Capabilities
+from rtlang.backends.base import Call
 from rtlang.backends.json_format import json_schemas_only, schema_of
-from rtlang.backends.text import TextBackend, connect
+from rtlang.backends.text import TextBackend
 from rtlang.errors import (
     EngineError,
     InvalidPrompt,
@@ -88,29 +88,19 @@ class Anthropic(TextBackend):
         if api_key is None and base_url is None:
             api_key = os.environ.get("ANTHROPIC_API_KEY")
         headers = {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
-        connection = connect(
+        super().__init__(
+            model,
             base_url or OFFICIAL_URL,
             headers,
+            sampling=_SUPPORTED,
+            check=_check,
+            prefill=True,
+            extra_body=extra_body,
             timeout=timeout,
             connect_timeout=connect_timeout,
             retries=retries,
             verify=verify,
         )
-        capabilities = Capabilities(
-            token_ids=False,
-            score=False,
-            fork=False,
-            prefill=True,
-            logprobs=False,
-            sampling=_SUPPORTED,
-            check=_check,
-        )
-        super().__init__(capabilities, connection)
-        self.model = model
-        self._extra_body = dict(extra_body or {})
-
-    def __repr__(self) -> str:
-        return f"Anthropic({self.model!r}, base_url={self._connection.url!r})"
 
     def body_of(self, call: Call) -> dict[str, Any]:
         """The request's body. Raises ``InvalidPrompt`` for a system turn behind another."""

@@ -107,19 +107,14 @@ class Connection:
     async def _open(self, path: str, body: Any, until: float | None) -> httpx.Response:
         client, attempt = self._client(), 0
         while True:
-            failed: RtlangError
-            delay: float | None
             try:
                 response = await client.send(self._request(client, path, body), stream=True)
                 if not response.is_error:
                     return response
                 content = await response.aread()
-                failed = self._read_error(response.status_code, content)
-                delay = _asked_delay(response)
+                failed, delay = self._refused(response, content)
             except httpx.TransportError as error:
-                failed = self._broken(error)
-                failed.__cause__ = error
-                delay = None if failed.data["sent"] else _FIRST_WAIT_S * 2**attempt
+                failed, delay = self._lost(error, attempt)
             attempt += 1
             if delay is None or attempt > self._retries:
                 raise failed
@@ -139,24 +134,31 @@ class Connection:
         attempt = 0
         with httpx.Client(timeout=self._timeout, **self._options) as client:
             while True:
-                failed: RtlangError
-                delay: float | None
                 try:
                     response = client.send(self._request(client, path, body))
                     if not response.is_error:
                         return response.content
-                    failed = self._read_error(response.status_code, response.content)
-                    delay = _asked_delay(response)
+                    failed, delay = self._refused(response, response.content)
                 except httpx.TransportError as error:
-                    failed = self._broken(error)
-                    failed.__cause__ = error
-                    delay = None if failed.data["sent"] else _FIRST_WAIT_S * 2**attempt
+                    failed, delay = self._lost(error, attempt)
                 attempt += 1
                 if delay is None or attempt > self._retries:
                     raise failed
                 time.sleep(delay)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _refused(
+        self, response: httpx.Response, content: bytes
+    ) -> tuple[RtlangError, float | None]:
+        """(what the server says, seconds until the next try; None: there is none)."""
+        return self._read_error(response.status_code, content), _asked_delay(response)
+
+    def _lost(self, error: httpx.TransportError, attempt: int) -> tuple[RtlangError, float | None]:
+        """The same for a try that got no answer: another one only if it was certainly not sent."""
+        failed = self._broken(error)
+        failed.__cause__ = error
+        return failed, None if failed.data["sent"] else _FIRST_WAIT_S * 2**attempt
 
     def _client(self) -> httpx.AsyncClient:
         """The running loop's own: after a fork of the process there is a new loop."""

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from rtlang.backends.answers import api_error_of
-from rtlang.backends.base import Call, Capabilities
+from rtlang.backends.base import Call
 from rtlang.backends.json_format import json_schemas_only, schema_of
-from rtlang.backends.text import TextBackend, connect
+from rtlang.backends.text import TextBackend
 from rtlang.errors import EngineError, ServerUnreachable
 from rtlang.runtime.chunk import Chunk
 from rtlang.runtime.messages import FinishReason, Usage
@@ -102,29 +102,19 @@ class OpenAI(TextBackend):
         self._official = base_url is None
         if api_key is None and self._official:
             api_key = os.environ.get("OPENAI_API_KEY")
-        connection = connect(
+        super().__init__(
+            model,
             base_url or OFFICIAL_URL,
             {"authorization": f"Bearer {api_key}"} if api_key else {},
+            sampling=_SUPPORTED,
+            check=json_schemas_only,
+            prefill=False,
+            extra_body=extra_body,
             timeout=timeout,
             connect_timeout=connect_timeout,
             retries=retries,
             verify=verify,
         )
-        capabilities = Capabilities(
-            token_ids=False,
-            score=False,
-            fork=False,
-            prefill=False,
-            logprobs=False,
-            sampling=_SUPPORTED,
-            check=json_schemas_only,
-        )
-        super().__init__(capabilities, connection)
-        self.model = model
-        self._extra_body = dict(extra_body or {})
-
-    def __repr__(self) -> str:
-        return f"OpenAI({self.model!r}, base_url={self._connection.url!r})"
 
     def models(self) -> list[str]:
         """Names of the models that the server has. Asks it, and waits."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -17,6 +17,7 @@ from rtlang.backends.connection import Connection
 from rtlang.backends.remote_stream import RemoteStream
 from rtlang.errors import DeadlineExceeded, Unsupported
 from rtlang.runtime.chunk import Chunk
+from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.runtime.tokenizer import Tokenizer
 
 
@@ -24,9 +25,34 @@ class TextBackend:
     """Implements ``Backend`` for calls with ``messages``. Subclasses say what a request is and
     read its answer, in ``_chunks``. A context manager; ``close`` drops the connections."""
 
-    def __init__(self, capabilities: Capabilities, connection: Connection) -> None:
-        self.capabilities = capabilities
-        self._connection = connection
+    def __init__(
+        self,
+        model: str,
+        url: str,
+        headers: dict[str, str],
+        *,
+        sampling: frozenset[str],
+        check: Callable[[SamplingParams], None],
+        prefill: bool,
+        extra_body: Mapping[str, Any] | None,
+        **options: Any,
+    ) -> None:
+        """``options``: those of ``Connection``; the others of ``Capabilities``, by their names."""
+        self.model = model
+        self.capabilities = Capabilities(
+            token_ids=False,
+            score=False,
+            fork=False,
+            prefill=prefill,
+            logprobs=False,
+            sampling=sampling,
+            check=check,
+        )
+        self._connection = Connection(url, headers, api_error, **options)
+        self._extra_body = dict(extra_body or {})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r}, base_url={self._connection.url!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -75,11 +101,6 @@ class TextBackend:
 
     def _refuse(self, why: str, param: str) -> NoReturn:
         raise Unsupported(f"{type(self).__name__} {why}", param=param)
-
-
-def connect(url: str, headers: dict[str, str], **options: Any) -> Connection:
-    """To a server that is not ours. ``options``: those of ``Connection``."""
-    return Connection(url, headers, api_error, **options)
 
 
 async def _in_time(

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from rtlang.errors import ConfigError
+from rtlang.runtime.config import option
 from rtlang.runtime.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-
-
-def _field(default: Any, doc: str) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,32 +16,32 @@ class ServerConfig:
     A key is what clients authenticate with; without any, everybody may call everything.
     """
 
-    host: str = _field("127.0.0.1", "address to listen on")
-    port: int = _field(30000, "port to listen on; 0: a free one, which is logged")
-    frontends: int = _field(1, "processes that speak HTTP; all share one scheduler")
-    served_model_name: str | None = _field(None, "what clients call the model; none: its name")
-    accept_any_model: bool = _field(False, "serve requests for models of any name")
-    tool_parser: str = _field(
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(30000, "port to listen on; 0: a free one, which is logged")
+    frontends: int = option(1, "processes that speak HTTP; all share one scheduler")
+    served_model_name: str | None = option(None, "what clients call the model; none: its name")
+    accept_any_model: bool = option(False, "serve requests for models of any name")
+    tool_parser: str = option(
         "auto", f"how the model writes tool calls: {' | '.join(TOOL_PARSERS)} | none | auto"
     )
-    reasoning_parser: str = _field(
+    reasoning_parser: str = option(
         "auto", f"how it marks its reasoning: {' | '.join(REASONING_PARSERS)} | none | auto"
     )
-    api_key_file: str | None = _field(None, "JSON file with hashed keys and their limits")
-    requests_per_minute: int | None = _field(None, "for keys that have no limit of their own")
-    tokens_per_minute: int | None = _field(None, "prompt and completion tokens, likewise")
-    concurrency: int | None = _field(None, "requests of a key that run at once, likewise")
-    request_timeout_s: float | None = _field(None, "a request's longest time, in seconds")
-    stall_timeout_s: float = _field(30.0, "requests fail when the scheduler is silent so long")
-    shutdown_timeout_s: float = _field(30.0, "seconds that running requests get after SIGTERM")
-    max_body_mib: int = _field(16, "largest request body")
-    cors_origins: tuple[str, ...] = _field((), "origins whose pages may call; none by default")
-    tls_cert: str | None = _field(None, "PEM file with the certificate chain")
-    tls_key: str | None = _field(None, "PEM file with its private key")
-    log_json: bool = _field(False, "one JSON object a line")
-    log_prompts: bool = _field(False, "write prompts and answers to the log")
-    usage_db: str | None = _field(None, "SQLAlchemy URL of the usage rows, or a SQLite file")
-    otlp_endpoint: str | None = _field(None, "where traces go (OTLP over HTTP)")
+    api_key_file: str | None = option(None, "JSON file with hashed keys and their limits")
+    requests_per_minute: int | None = option(None, "for keys that have no limit of their own")
+    tokens_per_minute: int | None = option(None, "prompt and completion tokens, likewise")
+    concurrency: int | None = option(None, "requests of a key that run at once, likewise")
+    request_timeout_s: float | None = option(None, "a request's longest time, in seconds")
+    stall_timeout_s: float = option(30.0, "requests fail when the scheduler is silent so long")
+    shutdown_timeout_s: float = option(30.0, "seconds that running requests get after SIGTERM")
+    max_body_mib: int = option(16, "largest request body")
+    cors_origins: tuple[str, ...] = option((), "origins whose pages may call; none by default")
+    tls_cert: str | None = option(None, "PEM file with the certificate chain")
+    tls_key: str | None = option(None, "PEM file with its private key")
+    log_json: bool = option(False, "one JSON object a line")
+    log_prompts: bool = option(False, "write prompts and answers to the log")
+    usage_db: str | None = option(None, "SQLAlchemy URL of the usage rows, or a SQLite file")
+    otlp_endpoint: str | None = option(None, "where traces go (OTLP over HTTP)")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

@@ -77,7 +77,8 @@ class Generation:
         """
         engine = state.accepting()
         principal = principal_of(request.scope)
-        check_count(sum(ask.params.n for ask in asks))
+        num_sequences = sum(ask.params.n for ask in asks)
+        check_count(num_sequences)
         if not principal.operator and any(ask.options.priority > 0 for ask in asks):
             raise NotAllowed("a priority above 0 needs an operator's key", param="priority")
         record = CallRecord(
@@ -86,7 +87,7 @@ class Generation:
             key=principal.name,
             model=model,
             stream=stream,
-            num_sequences=sum(ask.params.n for ask in asks),
+            num_sequences=num_sequences,
             received=request.scope["state"]["received"],
             prompt=prompt if state.config.log_prompts else "",
             params=asks[0].params,
@@ -219,7 +220,6 @@ class Generation:
         self._last[key] = time
         if chunk.token_ids:
             record.first_token = record.first_token or time
-            record.last_token = time
         if chunk.finish is not None:
             self._count(chunk.usage, chunk.timings)
             record.finish_reasons.append(chunk.finish.type)

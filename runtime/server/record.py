@@ -25,7 +25,6 @@ class CallRecord:
     received: float
     sent: float | None = None  # checked, tokenized, given to the scheduler
     first_token: float | None = None
-    last_token: float | None = None
     finished: float | None = None
     error: RtlangError | None = None
     usage: Usage = dataclasses.field(default_factory=Usage)  # of all sequences that have ended

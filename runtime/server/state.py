@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from starlette.requests import Request
+
 from rtlang.errors import ModelNotFound, RtlangError, SchedulerStalled, ServerUnavailable
 from rtlang.runtime.engine import Engine
 from rtlang.runtime.server.board import Board
@@ -53,8 +55,6 @@ class ServerState:
         self.running: dict[str, Generation] = {}  # by ``own_name``
         self.on_idle: asyncio.Event = asyncio.Event()
         self.on_idle.set()
-        #: More that operators may read in /server_info, by name.
-        self.extra_info: Mapping[str, Callable[[], Any]] = {}
         self._engine: Engine | None = None
         self._broken_sinks: set[str] = set()
 
@@ -140,6 +140,12 @@ class ServerState:
 def own_name(key: str, rid: str) -> str:
     """A caller's id for a request among those of all keys, whose names have no slash."""
     return f"{key}/{rid}" if key else rid
+
+
+def server_of(request: Request) -> ServerState:
+    """What the frontend that a request came to shares among its routes."""
+    state: ServerState = request.app.state.server
+    return state
 
 
 def principal_of(scope: Mapping[str, Any]) -> Principal:

@@ -19,7 +19,7 @@ from rtlang.runtime.server.protocol.logprobs import chat_entries, num_shown, pro
 from rtlang.runtime.server.protocol.sampling import client_names
 from rtlang.runtime.server.protocol.sse import error_event
 from rtlang.runtime.server.replies import EventStream, Json
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import server_of
 from rtlang.runtime.server.turns import Turn, count_reasoning, finish_reason
 from rtlang.runtime.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, body: ChatBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     model = state.check_model(body.model)
     body.check()
     with client_names(max_new_tokens=body.length_name):

@@ -25,7 +25,7 @@ from rtlang.runtime.server.protocol.logprobs import (
 from rtlang.runtime.server.protocol.sampling import client_names
 from rtlang.runtime.server.protocol.sse import ChunkWriter, error_event
 from rtlang.runtime.server.replies import DONE, EventStream, Json, to_json
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import server_of
 from rtlang.runtime.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -33,7 +33,7 @@ router = APIRouter()
 
 @router.post("/v1/completions")
 async def completions(request: Request, body: CompletionBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     model = state.check_model(body.model)
     body.check()
     tokenizer = state.engine.tokenizer

@@ -20,7 +20,7 @@ from rtlang.runtime.server.body import Body
 from rtlang.runtime.server.config import ServerConfig
 from rtlang.runtime.server.generation import MAX_RID_LEN
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.state import Phase, ServerState, principal_of
+from rtlang.runtime.server.state import principal_of, server_of
 from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter()
@@ -31,11 +31,6 @@ ANSWER_S = 5.0
 GENERATE_S = 10.0
 #: The longest that ``/flush_cache`` waits, in seconds.
 MAX_FLUSH_S = 3600.0
-
-
-def server_of(request: Request) -> ServerState:
-    state: ServerState = request.app.state.server
-    return state
 
 
 def check_operator(request: Request) -> None:
@@ -125,7 +120,6 @@ async def server_info(request: Request) -> Response:
                 "kv_bytes_per_token": kv_bytes,
                 "kv_cache_gib": stats["total_len"] * kv_bytes / 2**30,
             },
-            **{name: tell() for name, tell in state.extra_info.items()},
         }
     )
 
@@ -181,7 +175,3 @@ async def abort_request(request: Request, body: AbortBody) -> Response:
         check_operator(request)
     server_of(request).abort(body.rid, principal_of(request.scope), everything=body.abort_all)
     return Json({"success": True})
-
-
-def is_ready(state: ServerState) -> bool:
-    return state.phase is Phase.READY

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from rtlang.runtime.server.body import Body
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.routes.control import server_of
 from rtlang.runtime.server.routes.native import MAX_BRANCHES
+from rtlang.runtime.server.state import server_of
 from rtlang.runtime.tokenizer_files import described, path_of
 
 router = APIRouter()

@@ -18,14 +18,14 @@ from rtlang.runtime.server.chat_plan import ChatPlan, plan_chat
 from rtlang.runtime.server.generation import Generation
 from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.replies import EventStream, Json
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import server_of
 
 router = APIRouter()
 
 
 @router.post("/v1/messages")
 async def create_message(request: Request, body: MessageBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     model = state.check_model(body.model)
     plan = await aside(request, plan_chat, state, chat_ask(body))
     generation = await Generation.start(
@@ -64,7 +64,7 @@ async def _events(
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountBody) -> Response:
     """Exactly what a message with this body would use, cached or not."""
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     state.check_model(body.model)
     plan = await aside(request, plan_chat, state, chat_ask(body))
     return Json({"input_tokens": len(plan.ask.ids)})

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rtlang.errors import NotFound
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import server_of
 from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter()
@@ -15,7 +15,7 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """All metrics; see ``docs/metrics.md``. A scheduler that does not answer leaves its own out."""
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     if state.observability is None:
         raise NotFound("this server counts nothing")
     accept = request.headers.get("accept", "")

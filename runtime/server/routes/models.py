@@ -8,20 +8,20 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import ServerState, server_of
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     return Json({"object": "list", "data": [_card(state, state.model_name)]})
 
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     return Json(_card(state, state.check_model(model)))
 
 

@@ -23,7 +23,7 @@ from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.protocol.sampling import call_options
 from rtlang.runtime.server.record import now
 from rtlang.runtime.server.replies import DONE, EventStream, Json, data_event
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import ServerState, server_of
 
 router = APIRouter()
 
@@ -84,7 +84,7 @@ class GenerateBody(Body):
 @router.post("/generate")
 @router.put("/generate", include_in_schema=False)
 async def generate(request: Request, body: GenerateBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     model = state.check_model(body.model)
     asks, is_batch = await aside(request, _asks, state, body)
     rids = [body.rid] if isinstance(body.rid, str) else body.rid or []

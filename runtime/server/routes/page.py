@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from rtlang.errors import NotFound
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.routes.control import ANSWER_S, check_operator, engine_stats, server_of
-from rtlang.runtime.server.state import principal_of
+from rtlang.runtime.server.routes.control import ANSWER_S, check_operator, engine_stats
+from rtlang.runtime.server.state import principal_of, server_of
 from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter(include_in_schema=False)

@@ -21,7 +21,7 @@ from rtlang.runtime.server.responses_reply import ResponseWriter
 from rtlang.runtime.server.responses_request import ResponseBody, read_input
 from rtlang.runtime.server.responses_store import ResponseStore, StoredResponse
 from rtlang.runtime.server.responses_truncation import plan_response
-from rtlang.runtime.server.state import ServerState, principal_of
+from rtlang.runtime.server.state import ServerState, principal_of, server_of
 
 router = APIRouter()
 
@@ -62,7 +62,7 @@ class _Call:
         messages: Sequence[dict[str, Any]],
         model: str,
     ) -> None:
-        state: ServerState = request.app.state.server
+        state = server_of(request)
         self._state = state
         self._body = body
         self._plan = plan
@@ -113,7 +113,7 @@ class _Call:
 
 @router.post("/v1/responses")
 async def create_response(request: Request, body: ResponseBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     model = state.check_model(body.model)
     messages = read_input(body.input, await _before(request, body.previous_response_id))
     plan = await aside(request, plan_response, state, body, messages)
@@ -152,7 +152,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     if running is None:
         await responses_of(request).store.get(principal.name, response_id)
         raise InvalidParameter("the response has finished", param="response_id")
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     state.abort(response_id, principal)
     return Json(running.response("cancelled"))
 

@@ -13,7 +13,7 @@ from rtlang.runtime.server.chat_plan import ChatAsk, chat_prompt
 from rtlang.runtime.server.protocol.aside import aside
 from rtlang.runtime.server.protocol.tools import read_tools
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.state import ServerState
+from rtlang.runtime.server.state import ServerState, server_of
 
 router = APIRouter()
 
@@ -39,7 +39,7 @@ class DetokenizeBody(Body):
 @router.post("/v1/tokenize")
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """``count`` tells what a prompt costs; ``max_model_len`` how much there is room for."""
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     state.check_model(body.model)
     ids = await aside(request, _ids, state, body)
     length = state.engine.info.context_length
@@ -68,7 +68,7 @@ def _ids(state: ServerState, body: TokenizeBody) -> list[int]:
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     state.check_model(body.model)
     limit = state.engine.info.vocab_size
     wrong = [i for i in body.tokens if not 0 <= i < limit]

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from rtlang.errors import NotFound, ServerUnavailable
 from rtlang.runtime.server.replies import Json
-from rtlang.runtime.server.state import ServerState, principal_of
+from rtlang.runtime.server.state import principal_of, server_of
 from rtlang.runtime.server.threads import in_thread
 
 router = APIRouter()
@@ -22,7 +22,7 @@ ANSWER_S = 10.0
 async def usage(request: Request, since: str | None = None, by: str = "key") -> Response:
     """Sums by ``key``, ``model`` or ``route``, of calls since a time (ISO 8601, or seconds since
     1970). Operators see every key's; others their own."""
-    state: ServerState = request.app.state.server
+    state = server_of(request)
     if state.observability is None or state.observability.usage is None:
         raise NotFound("this server keeps no usage rows (usage_db is not set)")
     principal = principal_of(request.scope)
