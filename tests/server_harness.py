@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from conftest import assert_balanced
@@ -19,6 +19,13 @@ from rtlang.runtime.server.state import ServerState
 
 #: Seconds for anything to happen that is bound to.
 PATIENCE_S = 30.0
+
+
+def wait_until(ready: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not ready():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
 
 
 class RunningServer:
@@ -45,7 +52,8 @@ class RunningServer:
 def serving(
     model: Any, *, engine: dict[str, Any] | None = None, **config: Any
 ) -> Iterator[RunningServer]:
-    """``serving(ScriptedModel(...), concurrency=2)``. At the end nothing may run or be held."""
+    """``serving(ScriptedModel(...), concurrency=2)``. At the end nothing may run or be held, and
+    the scheduler lives."""
     options = ServerConfig(**{"port": 0, **config})
     listener = bind(options)
     with Engine(model, **{"debug": True, **(engine or {})}) as running:
@@ -56,14 +64,11 @@ def serving(
         thread.start()
         server = RunningServer(frontend, running)
         try:
-            until = time.monotonic() + PATIENCE_S
-            while not (frontend.server.started and frontend.state.phase.value == "ready"):
-                assert time.monotonic() < until, "the server did not start"
-                time.sleep(0.005)
+            wait_until(lambda: frontend.server.started and frontend.state.phase.value == "ready")
             yield server
-            if running.is_alive:
-                server.wait_idle()
-                assert_balanced(running)
+            assert running.is_alive
+            server.wait_idle()
+            assert_balanced(running)
         finally:
             frontend.server.should_exit = True
             thread.join(PATIENCE_S)

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_harness import RunningServer, serving
+from server_harness import RunningServer, serving, wait_until
 
 from rtlang.errors import ConfigError
 from rtlang.runtime.server.config import ServerConfig
@@ -140,8 +140,14 @@ def test_tls_files_that_cannot_be_used_are_told_before_anything_loads(
         ServerConfig(tls_cert=str(cert))
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [r for r in caplog.records if r.name == "rtlang.runtime.server.logs"]
+def lines(caplog: pytest.LogCaptureFixture, count: int) -> list[logging.LogRecord]:
+    """As many as were waited for: a call's line is written after its answer was sent."""
+
+    def found() -> list[logging.LogRecord]:
+        return [r for r in caplog.records if r.name == "rtlang.runtime.server.logs"]
+
+    wait_until(lambda: len(found()) >= count)
+    return found()
 
 
 def call_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -154,14 +160,13 @@ def test_one_line_per_call_with_its_tokens_and_times(
 ) -> None:
     body = {"text": "count my tokens", "sampling_params": {"max_new_tokens": 3, "n": 2}}
     with caplog.at_level(logging.INFO, "rtlang"):
+        httpx.get(f"{server.url}/health")
         for stream in (False, True):
             headers = {"x-request-id": f"id-{stream}"}
             sent = {**body, "stream": stream}
             httpx.post(f"{server.url}/generate", json=sent, headers=headers)
         httpx.post(f"{server.url}/generate", json={"text": "a", "temprature": 1})
-        httpx.get(f"{server.url}/health")
-        server.wait_idle()
-    found = [call_of(r) for r in lines(caplog)]
+        found = [call_of(r) for r in lines(caplog, 3)]
     assert [(c["id"], c["status"], c["stream"]) for c in found[:2]] == [
         ("id-False", 200, False), ("id-True", 200, True),
     ]  # fmt: skip
@@ -183,8 +188,7 @@ def test_prompts_are_not_logged_unless_asked(caplog: pytest.LogCaptureFixture) -
             serving(model, log_prompts=wanted) as server,
         ):
             httpx.post(f"{server.url}/generate", json={"text": "the secret prompt"})
-            server.wait_idle()
-        (record,) = lines(caplog)
+            (record,) = lines(caplog, 1)
         for formatter in (JsonFormatter(), TextFormatter()):
             line = formatter.format(record)
             assert ("secret" in line) is ("the answer" in line) is wanted
@@ -197,7 +201,7 @@ def test_a_client_cannot_write_lines_of_its_own(
 ) -> None:
     with caplog.at_level(logging.INFO, "rtlang"):
         httpx.get(f"{server.url}/no%0Asuch%1b%20path")
-    (record,) = lines(caplog)
+        (record,) = lines(caplog, 1)
     assert TextFormatter().format(record).isprintable()
     assert len(JsonFormatter().format(record).splitlines()) == 1
 

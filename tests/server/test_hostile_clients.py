@@ -6,15 +6,14 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from server_harness import PATIENCE_S, RunningServer, serving
+from server_harness import PATIENCE_S, RunningServer, serving, wait_until
 
 from rtlang.cli.main import main
 from rtlang.errors import ServerUnavailable
@@ -41,13 +40,6 @@ def server() -> Iterator[RunningServer]:
 
 def generate(server: RunningServer, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/generate", json=body, timeout=PATIENCE_S)
-
-
-def wait_until(ready: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not ready():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
 
 
 # -- numbers and names ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from conftest import assert_balanced
-from server_harness import PATIENCE_S, RunningServer, serving
+from server_harness import PATIENCE_S, RunningServer, serving, wait_until
 
 from rtlang.testing import Reply, ScriptedModel
 
@@ -31,13 +31,6 @@ def model() -> ScriptedModel:
 
 def body(text: str = "long", num_tokens: int = 8000, **fields: Any) -> dict[str, Any]:
     return {"text": text, "sampling_params": {"max_new_tokens": num_tokens}, **fields}
-
-
-def wait_until(ready: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not ready():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def in_state(server: RunningServer, state: str, count: int = 1) -> None:

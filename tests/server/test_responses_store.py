@@ -122,7 +122,8 @@ def test_b3_a_client_that_leaves_ends_its_response(slow: RunningServer) -> None:
     running = slow.frontend.app.state.responses.running
     given = {"model": "m", "input": "long", "stream": True}
     with httpx.stream("POST", slow.url + "/v1/responses", json=given, timeout=30) as answer:
-        next(answer.iter_lines())
+        events = answer.iter_lines()
+        assert (answer.status_code, next(events)) == (200, "event: response.created")
         assert slow.state.running and running
     slow.wait_idle()
     assert not running
