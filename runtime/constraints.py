@@ -92,6 +92,9 @@ class Constraints:
             if req.state is ReqState.FINISHED:
                 bitmask[j] = -1
                 continue
+            if req.knows_sample:
+                _allow_only(bitmask[j], req.ids[batch.seq_lens[at[j]]])
+                continue
             matcher, output_len = req.matcher, req.output_len
             assert matcher is not None and matcher.num_accepted == output_len, req
             if output_len < req.params.min_new_tokens:
@@ -145,6 +148,11 @@ class Constraints:
     def close(self) -> None:
         if self._service is not None:
             self._service.close()
+
+
+def _allow_only(words: Bitmask, token_id: int) -> None:
+    words[:] = 0
+    words[token_id // 32] = ~_ALL_BUT[token_id % 32]
 
 
 def _hold_back(words: Bitmask, req: Req) -> None:

@@ -43,6 +43,10 @@ class Step(Protocol):
         ...
 
 
+#: Launches a prepared step.
+Launch = Callable[[], Step]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DoneStep:
     """A step of an executor that computes at once."""
@@ -94,13 +98,17 @@ class Executor(Protocol):
         meanwhile is worth the step more that a request then runs after its unforeseen end."""
         ...
 
-    def launch(self, batch: Batch) -> Step:
-        """Forward the batch, store its KV, sample (with masked samples: when told to). Reads the
-        batch's tables; writes there only the sampled ids, if it reads them from there in the next
-        step.
+    def prepare(self, batch: Batch) -> Launch:
+        """What the host does for a step before it is launched; its result is called once, before
+        any later batch is prepared. The step before may wait for its masks meanwhile, and is
+        sampled before this one is launched.
+
+        Launched, it forwards the batch, stores its KV, samples (with masked samples: when told
+        to). Reads the batch's tables; writes there only the sampled ids, if it reads them from
+        there in the next step.
 
         The batch may hold rows whose last token is that of a step not read yet. A row that cannot
-        be sampled is reported in ``errors``; an exception loses the batch.
+        be sampled is reported in ``errors``; an exception of either loses the batch.
         """
         ...
 

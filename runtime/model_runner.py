@@ -14,7 +14,7 @@ from rtlang.kernels.attention.torch_native import TorchAttention
 from rtlang.kernels.ops import TorchOps
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import DoneStep, MaskedStep, Step
+from rtlang.runtime.executor import DoneStep, Launch, MaskedStep, Step
 from rtlang.runtime.forward_batch import make_forward_batch
 from rtlang.runtime.layers.decoder import Pass
 from rtlang.runtime.loading import load_model, make_info
@@ -56,8 +56,11 @@ class ModelRunner:
 
     overlaps = False
 
+    def prepare(self, batch: Batch) -> Launch:
+        return functools.partial(self._launch, batch)
+
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Step:
+    def _launch(self, batch: Batch) -> Step:
         assert self._kv is not None and self._sampler is not None, "init_pools first"
         forward = make_forward_batch(batch)
         self._backend.plan(forward.attention)

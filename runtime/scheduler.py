@@ -226,9 +226,9 @@ class Scheduler:
 
     def _admit(self, budget: int, chunks: list[tuple[Req, int]]) -> int:
         """Move waiting requests into rows, in the policy's order; returns tokens planned."""
-        if not self.waiting or budget <= 0:
-            return 0
         planned = 0
+        if not self.waiting or budget <= 0:
+            return planned
         order = order_waiting(
             self.waiting,
             self.config.schedule_policy,
@@ -437,8 +437,9 @@ class Scheduler:
             zip(batch.sample_rows.tolist(), result.next_ids.tolist(), strict=True)
         ):
             req = batch.reqs[i]
-            if req.state is not ReqState.RUNNING:
-                continue  # ended or failed in this very step
+            known, req.knows_sample = req.knows_sample, False
+            if known or req.state is not ReqState.RUNNING:
+                continue  # forced in the meantime; or ended or failed in this very step
             self._append(req, token, logprobs[j] if logprobs else None)
             if req.jumps and req.state is ReqState.RUNNING:
                 self._append_forced(req)
@@ -464,19 +465,19 @@ class Scheduler:
         self.outbox.emit(req, [token], [logprob], self._now)
 
     def _append_forced(self, req: Req) -> None:
-        """What can only follow is computed like a prompt, and sampled is what comes after it."""
-        assert not req.num_inflight, req
+        """What can only follow is computed like a prompt, and sampled is what comes after it. A
+        step in flight, which computes the token before it, may only sample its first token."""
+        assert req.num_inflight <= 1 and not req.knows_sample, req
         start = len(req.ids)
         for token in self._jump(req):
             if req.state is ReqState.FINISHED:
-                break
+                return
             req.usage.forced_tokens += 1
             logprob = None if req.logprobs is None else TokenLogprobs(token, 0.0)
             self._append(req, token, logprob)
-        if req.state is not ReqState.RUNNING:
-            return
-        self.kv.set_ids(req, start)
-        if len(req.ids) > start:
+        if req.state is ReqState.RUNNING and len(req.ids) > start:
+            self.kv.set_ids(req, start)
+            req.knows_sample = req.num_inflight > 0
             self._leave(req)
             req.state = ReqState.PREFILL
             self.prefilling.append(req)
@@ -579,8 +580,8 @@ class Scheduler:
     def check(self) -> None:
         """The memory law, and that each request is in exactly one list. For tests and debug."""
         self.kv.check()
-        rows = {id(r) for r in [*self.running, *self.prefilling, *self._ending]}
-        assert rows == {id(r) for r in self.kv.reqs}, "a row without a state that owns it"
+        rows = {*self.running, *self.prefilling, *self._ending}
+        assert rows == self.kv.reqs, "a row without a state that owns it"
         lists = (self.compiling, self.waiting, self.prefilling, self.running)
         assert len(self._reqs) == sum(map(len, lists))
 

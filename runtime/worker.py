@@ -1,9 +1,22 @@
-"""The scheduler's loop: receive, step, send."""
+"""The scheduler's loop: receive, step, send.
+
+Overlapped, a step is launched before the one before it is read, so that the device never waits:
+
+    launch N+1, read and commit N, (answers go out,) plan N+2, launch N+2, ...
+
+A step with constrained rows is sampled under masks that only the step before it tells. What its
+sampling waits for comes while its forward pass runs, and so does the host's part of the step after
+it, of which nothing but the launch is left when the sampling has been launched:
+
+    launch N+1's forward pass, send answers, read and commit N, plan and prepare N+2,
+    fill N+1's masks, launch its sampling, launch N+2's forward pass, ...
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import random
 import secrets
@@ -12,7 +25,8 @@ import statistics
 import time
 import traceback
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import zmq
@@ -22,7 +36,7 @@ from rtlang.grammar.vocab import Vocab
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.constraints import Constraints
-from rtlang.runtime.executor import Executor, Step
+from rtlang.runtime.executor import Executor, Launch, Step
 from rtlang.runtime.jump import forced_ids
 from rtlang.runtime.mem.snapshot import tree_snapshot
 from rtlang.runtime.messages import (
@@ -45,9 +59,20 @@ from rtlang.runtime.stops import StopChecker
 from rtlang.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: A client that lets so many answers pile up is taken for dead.
 SEND_HWM = 100_000
+#: Why what a lost step was needed for fails: code and message.
+RESTED = "engine_error", "a step that others rested on was lost"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """A step that the scheduler counts among those in flight, and that was not launched yet."""
+
+    batch: Batch
+    launch: Launch
 
 
 class Worker:
@@ -87,6 +112,7 @@ class Worker:
         overlap = config.enable_overlap
         self._overlap = executor.overlaps if overlap is None else overlap
         self._inflight: tuple[Batch, Step] | None = None
+        self._planned: Planned | None = None  # behind the one in flight
         self._waited_s = 0.0  # for the result, in the step that is being made
         self._host_s: deque[float] = deque(maxlen=256)  # of the last decode steps, beside that
         self._profiler: StepProfiler | None = None
@@ -145,6 +171,7 @@ class Worker:
 
     def _receive(self) -> None:
         """Take all messages that are there; with nothing to do, sleep until one comes."""
+        assert self._planned is None or self._inflight is not None
         if not self.scheduler.has_work and self._inflight is None:
             deadline = self.scheduler.next_deadline()
             timeout = None
@@ -240,7 +267,7 @@ class Worker:
 
     def _control(self, client: bytes, message: Control) -> None:
         scheduler = self.scheduler
-        self._land()  # what is asked for is a state between steps
+        self._settle()  # what is asked for is a state between steps
         value: Any = None
         error: tuple[str, str] | None = None
         if message.op == "stats":
@@ -276,46 +303,78 @@ class Worker:
             self._stopping = True
         self._send(client, Reply(message.call_id, value, error))
 
-    def _step(self) -> None:
-        """Launch the next step, then read the one before it (overlapped) or this one."""
+    def _step(self, *, ahead: bool = True) -> None:
+        """Launch the next step, then read the one before it (overlapped) or this one. ``ahead``:
+        the step after it may be planned meanwhile."""
         start, self._waited_s = time.perf_counter(), 0.0
-        batch = self.scheduler.next_batch() if self.scheduler.has_work else None
-        step: Step | None = None
-        failure: Exception | None = None
-        if batch is not None:
-            try:
-                step = self.executor.launch(batch)
-            except Exception as error:
-                failure = error
-        elif not self.scheduler.has_work:
-            self.scheduler.expire()
+        planned, self._planned = self._planned or self._plan(), None
+        if planned is None:
+            self._rest()
+            return
+        batch = planned.batch
+        step, failure = _try(planned.launch)
+        self._send_answers()
         lost = not self._land()
-        if batch is not None and step is not None and batch.masked:
-            failure, step = self._mask(batch, step)
-        if step is not None and self._profiler is not None:
-            self._profiler.step()
-        if batch is not None and step is not None:
+        if step is not None and batch.masked:
+            if ahead and self._overlap and not lost:
+                self._planned = self._plan()
+            failure = self._mask(batch, step)
+        if failure is not None:
+            self._lose(batch, failure)
+            lost |= self._abandon_planned()
+        elif step is not None:
             self._inflight = batch, step
             if lost or not self._overlap:
                 self._land()
-        elif batch is not None and failure is not None:
-            self._lose(batch, failure)
+            if self._profiler is not None:
+                self._profiler.step()
         if lost:
             self.scheduler.forget()
-        for client, response in self.scheduler.outbox.take():
-            self._send(client, response)
-        if batch is not None and batch.mode is ForwardMode.DECODE:
+        if self._planned is None:  # else its launch comes first
+            self._send_answers()
+        if batch.mode is ForwardMode.DECODE:
             self._host_s.append(time.perf_counter() - start - self._waited_s)
 
-    def _mask(self, batch: Batch, step: Step) -> tuple[Exception | None, Step | None]:
-        """Say what may be sampled while the step computes: the one before it has been read."""
+    def _rest(self) -> None:
+        """Nothing can be planned, maybe until the step in flight has been read."""
+        if not self.scheduler.has_work:
+            self.scheduler.expire()
+        if not self._land():
+            self.scheduler.forget()
+        self._send_answers()
+
+    def _plan(self) -> Planned | None:
+        """A step and the host's part of it, if there is one to be planned now."""
+        batch = self.scheduler.next_batch() if self.scheduler.has_work else None
+        if batch is None:
+            return None
+        try:
+            return Planned(batch, self.executor.prepare(batch))
+        except Exception as error:
+            return Planned(batch, functools.partial(_fail, error))
+
+    def _abandon_planned(self) -> bool:
+        """What is planned behind a lost step rests on it. True: there was something."""
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return False
+        self.scheduler.fail_all(*RESTED)
+        self.scheduler.fail_batch(planned.batch, *RESTED)
+        return True
+
+    def _settle(self) -> None:
+        """Until no step is planned or in flight, and all answers are on their way."""
+        while self._planned is not None:
+            self._step(ahead=False)
+        self._land()
+        self._send_answers()
+
+    def _mask(self, batch: Batch, step: Step) -> Exception | None:
+        """Say what may be sampled while the step computes: the one before it has been read. An
+        exception loses the step."""
         for req, error in self._constraints.fill(batch, self.executor.bitmask):
             self.scheduler.fail(req, error)
-        try:
-            step.sample()
-        except Exception as error:
-            return error, None
-        return None, step
+        return _try(step.sample)[1]
 
     def _land(self) -> bool:
         """Read the step in flight, if there is one, and commit it. False: it could not be read."""
@@ -327,7 +386,7 @@ class Worker:
             result: BatchResult = step.read()
         except Exception as error:
             self._lose(batch, error)
-            self.scheduler.fail_all("engine_error", "a step that others rested on was lost")
+            self.scheduler.fail_all(*RESTED)
             return False
         finally:
             self._waited_s += time.perf_counter() - start
@@ -341,6 +400,10 @@ class Worker:
         logger.error("a step failed; its requests are lost", exc_info=error)
         self.scheduler.fail_batch(batch, "engine_error", f"{type(error).__name__}: {error}")
 
+    def _send_answers(self) -> None:
+        for client, response in self.scheduler.outbox.take():
+            self._send(client, response)
+
     def _send(self, client: bytes, response: Response) -> None:
         answers = self._clients.get(client)
         if answers is None:
@@ -352,6 +415,19 @@ class Worker:
             answers.close(linger=0)
             del self._clients[client]
             self.scheduler.drop_client(client)
+
+
+def _try(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What it returns, or what it raises: a step that fails is lost, and the loop goes on."""
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
+
+
+def _fail(error: Exception) -> Step:
+    """Launches nothing: the step could not be prepared."""
+    raise error
 
 
 def stats(scheduler: Scheduler) -> dict[str, Any]:

@@ -93,17 +93,25 @@ def check_features_do_not_depend_on_batch_mates(
 
 def check_masks_reach_their_own_rows(model: TinyModel, **options: Any) -> None:
     """Constrained rows equal the CPU's, and free ones those without neighbours: masked alone, with
-    penalties (the full chain), joining and leaving at different steps."""
+    penalties (the full chain), joining and leaving at different steps, with text that is forced
+    while a step is in flight."""
     bound: list[dict[str, Any]] = [
         {"grammar": GrammarSpec.regex("[a-f]{2,9}"), "temperature": 1.0},
         {"grammar": GrammarSpec.regex("(yes|no|maybe)"), "temperature": 0.0},
         {"grammar": GrammarSpec.regex("[0-9]+z"), "temperature": 0.7, "frequency_penalty": 1.0},
+        {
+            "grammar": GrammarSpec.regex("[a-f]nd[0-9]"),
+            "jump_forward": "canonical",
+            "temperature": 0.0,
+        },
     ]
     free: list[dict[str, Any]] = [
         {"temperature": 1.0},
         {"temperature": 0.0, "presence_penalty": 0.5},
+        # Its edits are gone from a step that is prepared before the last one of it is sampled.
+        {"temperature": 0.0, "logit_bias": {70: 50.0}, "max_new_tokens": 2},
     ]
-    for given in ([bound[0], free[0]], [*bound, free[1]]):
+    for given in ([bound[0], free[0]], [*bound, *free[1:]]):
         loop, alone = StepLoop(model, **options), StepLoop(model, overlap=False, **options)
         params = [{"sampling_seed": i, **p} for i, p in enumerate(given)]
         texts = [[65 + i, 66, 67] for i in range(len(given))]
@@ -116,7 +124,7 @@ def check_masks_reach_their_own_rows(model: TinyModel, **options: Any) -> None:
                 text = bytes(i for i in ids if i < 256).decode()
                 assert pattern.fullmatch(text, partial=len(ids) == 4), text
     with Engine(model, device="cpu", disable_radix_cache=True) as engine:
-        cpu = engine.generate(texts, [{**p, "max_new_tokens": 4} for p in params])
+        cpu = engine.generate(texts, [{"max_new_tokens": 4, **p} for p in params])
     assert [r.token_ids for r in cpu] == together
 
 

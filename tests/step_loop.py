@@ -15,8 +15,9 @@ from rtlang.grammar.xgr_backend import XgrBackend
 from rtlang.runtime.batch import Batch
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.constraints import Constraints
-from rtlang.runtime.executor import Step
+from rtlang.runtime.executor import Launch, Step
 from rtlang.runtime.gpu.runner import GpuRunner
+from rtlang.runtime.jump import forced_ids
 from rtlang.runtime.messages import Failed, Outputs
 from rtlang.runtime.req import Req
 from rtlang.runtime.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ class StepLoop:
             self.config,
             num_slots=executor.info.max_total_tokens,
             width=executor.info.context_length,
+            jump=lambda req: forced_ids(req, model.tokenizer),
         )
         executor.init_pools(self.scheduler.allocator.tensor_len, self.scheduler.pool)
         self.overlap = overlap
@@ -85,23 +87,27 @@ class StepLoop:
         names = [f"{len(self.ids) + i}" for i in range(len(prompts))]
         for name, prompt, given in zip(names, prompts, params, strict=True):
             self._add(name, prompt, {"temperature": 0.0, "max_new_tokens": new, **given})
-        while self.scheduler.has_work or self.inflight is not None:
-            batch = self.scheduler.next_batch() if self.scheduler.has_work else None
-            step: Step | None = None
-            if batch is not None:
-                if before is not None:
-                    before(batch)
-                step = self.runner.launch(batch)
-                if after is not None:
-                    after(batch)
+        planned: tuple[Batch, Launch] | None = None
+        while self.scheduler.has_work or self.inflight is not None or planned is not None:
+            current, planned = planned or self._plan(), None
+            if current is None:
+                self._land()
+                self._collect()
+                continue
+            batch, launch = current
+            if before is not None:
+                before(batch)
+            step = launch()
+            if after is not None:
+                after(batch)
             self._land()
-            if batch is not None and batch.masked and step is not None:
+            if batch.masked:
+                planned = self._plan() if self.overlap else None
                 assert not self.constraints.fill(batch, self.runner.bitmask)
                 step.sample()
-            if batch is not None and step is not None:
-                self.inflight = batch, step
-                if not self.overlap:
-                    self._land()
+            self.inflight = batch, step
+            if not self.overlap:
+                self._land()
             self._collect()
         self.scheduler.check()
         assert self.scheduler.kv.available_len == self.scheduler.allocator.total_len
@@ -117,10 +123,15 @@ class StepLoop:
         if resolved.grammar is not None:
             req.matcher = self._backend.compile(translate(resolved.grammar)).matcher()
             req.stop_ids = self.runner.info.eos_ids
+            req.jumps = resolved.jump_forward == "canonical"
         self.scheduler.add(req)
 
     def _no_service(self) -> GrammarService:
         raise AssertionError("constraints are compiled here")
+
+    def _plan(self) -> tuple[Batch, Launch] | None:
+        batch = self.scheduler.next_batch() if self.scheduler.has_work else None
+        return None if batch is None else (batch, self.runner.prepare(batch))
 
     def _land(self) -> None:
         if self.inflight is not None:

@@ -16,7 +16,7 @@ from rtlang.errors import RtlangError
 from rtlang.runtime.batch import Batch, BatchResult
 from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import DoneStep, MaskedStep, ModelInfo, Step
+from rtlang.runtime.executor import DoneStep, Launch, MaskedStep, ModelInfo, Step
 from rtlang.runtime.mem.rows import ReqToTokenPool
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.req import Req
@@ -103,7 +103,10 @@ class ScriptedExecutor:
 
     overlaps = False
 
-    def launch(self, batch: Batch) -> Step:
+    def prepare(self, batch: Batch) -> Launch:
+        return functools.partial(self._launch, batch)
+
+    def _launch(self, batch: Batch) -> Step:
         if self._model.step_s:
             time.sleep(self._model.step_s)
         self._model.steps.append((batch.mode.value, len(batch.reqs), batch.num_tokens))

@@ -1,4 +1,4 @@
-"""GpuRunner: the executor on a GPU. Launches steps and never waits for one."""
+"""GpuRunner: the executor on a GPU. Prepares and launches steps, and never waits for one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rtlang.kernels.ops import TorchOps
 from rtlang.kernels.triton.ops import TritonOps
 from rtlang.runtime.batch import Batch, ForwardMode, Int32s
 from rtlang.runtime.config import EngineConfig
-from rtlang.runtime.executor import MaskedStep, Step
+from rtlang.runtime.executor import Launch, MaskedStep, Step
 from rtlang.runtime.gpu.backends import choose_backends
 from rtlang.runtime.gpu.graphs import (
     GraphRunner,
@@ -207,8 +207,7 @@ class GpuRunner:
     def bitmask(self) -> Bitmask:
         return self._sampler.bitmask
 
-    @torch.inference_mode()
-    def launch(self, batch: Batch) -> Step:
+    def prepare(self, batch: Batch) -> Launch:
         num_samples = len(batch.sample_rows)
         variant = self._sampler.plan(batch) if num_samples else "plain"
         sample_bucket = bucket_of(self._sample_buckets(variant), num_samples) or 0
@@ -224,28 +223,45 @@ class GpuRunner:
             behind = self.tables.fixed_len - self.tables.rows_at + runs_len(runs)
         host = self.tables.begin(self.tables.rows_at + behind)
         bucket = None if runs is None else bucket_of(self._token_buckets, tokens)
+        last_rows = last
         if runs is not None and bucket is None:
             # Too large for a graph: its samples' hidden states are gathered right away.
-            last, last_rows = np.arange(num_samples, dtype=np.int32), last
+            last = np.arange(num_samples, dtype=np.int32)
         if num_samples:
             self._sampler.pack(host, batch, sample_bucket, last)
         if runs is None:
             self.tables.pack_decode(host, batch, tokens)
-            self.tables.upload()
-            self._run_decode(batch, tokens)
-            hidden = self._hidden
+            forward = functools.partial(self._launch_decode, batch, tokens)
         else:
             rows = len(batch.rows) if bucket is None else self._max_rows
             self.tables.pack_extend(host, batch, bucket or tokens, rows)
             put_runs(host[self.tables.fixed_len :], runs)
-            self.tables.write(runs, self.tables.upload())
-            if bucket is None:
-                hidden = self._run_large(batch, last_rows)
-            else:
-                self.graphs.run(("extend", bucket), lambda: self._extend(bucket))
-                hidden = self._hidden
-        finish = functools.partial(self._finish, batch, hidden, sample_bucket, variant)
+            forward = functools.partial(self._launch_extend, batch, runs, bucket, last_rows)
+        return functools.partial(self._launch, batch, forward, sample_bucket, variant)
+
+    @torch.inference_mode()
+    def _launch(
+        self, batch: Batch, forward: Callable[[], torch.Tensor], bucket: int, variant: str
+    ) -> Step:
+        """``forward`` returns hidden states; ``bucket``: of the samples."""
+        if len(batch.sample_rows):
+            self._sampler.upload_edits()
+        finish = functools.partial(self._finish, batch, forward(), bucket, variant)
         return MaskedStep(finish) if batch.masked else finish()
+
+    def _launch_decode(self, batch: Batch, bucket: int) -> torch.Tensor:
+        self.tables.upload()
+        self._run_decode(batch, bucket)
+        return self._hidden
+
+    def _launch_extend(
+        self, batch: Batch, runs: Runs, bucket: int | None, last_rows: Int32s
+    ) -> torch.Tensor:
+        self.tables.write(runs, self.tables.upload())
+        if bucket is None:
+            return self._run_large(batch, last_rows)
+        self.graphs.run(("extend", bucket), lambda: self._extend(bucket))
+        return self._hidden
 
     @torch.inference_mode()
     def _finish(self, batch: Batch, hidden: torch.Tensor, bucket: int, variant: str) -> SampledStep:

@@ -43,8 +43,9 @@ Entries = list[TokenLogprobs]
 class DeviceSampler:
     """Owns the sampler's scratch and the tables of parameters by row.
 
-    ``plan`` looks at a batch, ``pack`` writes it for the upload, ``run`` launches (and may be
-    captured); ``SampledStep`` brings the result back.
+    ``plan`` looks at a batch, ``pack`` writes it for the upload: the host's part, while the batch
+    before may still wait for its sampling. ``upload_edits`` comes when that one is launched;
+    ``run`` launches (and may be captured); ``SampledStep`` brings the result back.
     """
 
     def __init__(self, tables: DeviceTables, max_samples: int, vocab_size: int) -> None:
@@ -60,6 +61,7 @@ class DeviceSampler:
         pinned = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._pinned_bits, self.bitmask = pinned, pinned.numpy()
         self._edits = torch.zeros(1 + 3 * MAX_EDITS, dtype=torch.int32, device=device)
+        self._staged: torch.Tensor | None = None  # edits of the planned batch, on the host
         self._has_edits = False
         self._large: torch.Tensor | None = None  # more edits than the captured buffer holds
         self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
@@ -74,11 +76,9 @@ class DeviceSampler:
         held = output_lens < params.min_new_tokens[rows]
         held &= ~batch.pool.constrained[rows]  # their masks see to it
         edited = params.biased[rows] | held
+        self._staged = None
         if edited.any():
-            self._upload_edits(np.flatnonzero(edited).tolist(), rows, held)
-        elif self._has_edits:
-            self._edits[:1].zero_()
-            self._has_edits, self._large = False, None
+            self._staged = self._stage_edits(np.flatnonzero(edited).tolist(), rows, held)
         if (params.filtered[rows] | params.penalised[rows] | edited).any():
             return "full"
         # Masking writes over the logits, of which log-probabilities are reported.
@@ -89,7 +89,7 @@ class DeviceSampler:
 
     @property
     def oversized(self) -> bool:
-        """The planned batch has too many edits for a captured graph."""
+        """The batch whose edits were uploaded has too many for a captured graph."""
         return self._large is not None
 
     def pack(self, host: Int32s, batch: Batch, num_samples: int, hidden_rows: Int32s) -> None:
@@ -130,7 +130,10 @@ class DeviceSampler:
             GREEDY * p.greedy[row] | FILTERED * p.filtered[row] | PENALISED * p.penalised[row]
         )
 
-    def _upload_edits(self, samples: list[int], rows: Int32s, held: npt.NDArray[np.bool_]) -> None:
+    def _stage_edits(
+        self, samples: list[int], rows: Int32s, held: npt.NDArray[np.bool_]
+    ) -> torch.Tensor:
+        """[3, num_edits] int32 on the host: samples, tokens, addends."""
         at: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
@@ -151,11 +154,19 @@ class DeviceSampler:
         packed[0], packed[1] = at, tokens
         packed[2] = np.array(values, np.float32).view(np.int32)
         staged = torch.from_numpy(packed)
-        device = self._edits.device
-        on_device = staged.pin_memory() if device.type == "cuda" else staged
-        on_device = on_device.to(device, non_blocking=True)
+        return staged.pin_memory() if self._edits.device.type == "cuda" else staged
+
+    def upload_edits(self) -> None:
+        """Of the planned batch; the one before it has been launched as a whole."""
+        staged, self._staged, self._large = self._staged, None, None
+        if staged is None:
+            if self._has_edits:
+                self._edits[:1].zero_()
+                self._has_edits = False
+            return
+        device, count = self._edits.device, staged.shape[1]
+        on_device = staged.to(device, non_blocking=True)
         self._has_edits = True
-        self._large = None
         if count > MAX_EDITS:
             total = torch.full((1,), count, dtype=torch.int32, device=device)
             self._large = torch.cat((total, on_device.reshape(-1)))

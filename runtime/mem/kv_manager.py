@@ -66,23 +66,17 @@ class KVManager:
         self.pool.token_ids[row, :num_ids] = req.ids
         self.pool.lens[row] = num_ids
         self.pool.prompt_lens[row] = req.prompt_len
-        self.pool.limit_lens[row] = self._plan_limit(req)
+        self.pool.limit_lens[row] = req.limit_len
         self.pool.constrained[row] = req.matcher is not None
         self.pool.dirty_from[row] = 0
         self.reqs.add(req)
-
-    def _plan_limit(self, req: Req) -> int:
-        """What follows a token that may force others is planned when that token is known."""
-        return min(req.limit_len, len(req.ids) + 1) if req.jumps else req.limit_len
 
     def set_ids(self, req: Req, start: int) -> None:
         """Tokens ``[start, ...)`` became known by themselves."""
         row, length = req.row, len(req.ids)
         self.pool.token_ids[row, start:length] = req.ids[start:]
         self.pool.lens[row] = length
-        self.pool.limit_lens[row] = self._plan_limit(req)
-        if length > start:
-            self._mark_dirty(row, start)
+        self._mark_dirty(row, start)
 
     def catch_up(self, req: Req) -> int:
         """Skip what others have published of ``req``'s remaining prompt; returns tokens skipped.

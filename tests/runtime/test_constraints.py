@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -32,6 +33,14 @@ from rtlang.testing import ScriptedModel
 from rtlang.testing.tiny import TinyModel
 
 VOCAB = ByteTokenizer().vocab_size
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def make_engine(request: pytest.FixtureRequest, make_engine: MakeEngine) -> MakeEngine:
+    """Every test here: with steps one after the other, and planned beside each other."""
+    return functools.partial(make_engine, enable_overlap=request.param)
+
+
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {

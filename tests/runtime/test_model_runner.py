@@ -81,7 +81,7 @@ class Steps:
     def run(
         self, parts: list[tuple[int, int, int]], sample: list[int], num_decode: int = 0
     ) -> BatchResult:
-        return self.runner.launch(self.batch(parts, sample, num_decode)).read()
+        return self.runner.prepare(self.batch(parts, sample, num_decode))().read()
 
 
 def random_ids(seed: int, length: int) -> list[int]:

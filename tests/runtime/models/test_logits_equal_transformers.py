@@ -134,7 +134,7 @@ class Harness:
             np.zeros(0, np.int32),
             self.pool,
         )
-        result = self.runner.launch(batch).read()
+        result = self.runner.prepare(batch)().read()
         return [result.prompt_logprobs[i] for i in range(len(rows))]
 
 
