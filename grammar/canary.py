@@ -18,7 +18,8 @@ class Canary:
     def __init__(
         self, vocab: Vocab, *, limit_s: float = 4.0, command: tuple[str, ...] = COMMAND
     ) -> None:
-        """``limit_s`` is for a trial."""
+        """``limit_s``: of CPU time for a trial, which other work on the machine does not use up;
+        by the clock, it may take twice as long."""
         self._helper = Helper(command, (vocab.token_bytes, sorted(vocab.stop_ids)))
         self._limit_s = limit_s
 
@@ -28,7 +29,7 @@ class Canary:
         Raises ``GrammarTimeout`` if it had to be killed (or ended by itself), ``GrammarError`` if
         xgrammar refused it.
         """
-        self._helper.ask(ebnf, self._limit_s)
+        self._helper.ask((ebnf, self._limit_s), 2 * self._limit_s)
 
     def close(self) -> None:
         """Ends the process. A trial that runs is lost."""

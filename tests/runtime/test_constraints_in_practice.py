@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import MakeEngine
+from project_tree import ROOT
 
 from rtlang.errors import GrammarError
 from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.testing import ScriptedModel
 
 jsonschema = pytest.importorskip("jsonschema")
-DATA = Path(__file__).parents[3] / "shared" / "data" / "maskbench_300.jsonl"
+DATA = ROOT.parent / "shared" / "data" / "maskbench_300.jsonl"
 VOCAB = ByteTokenizer().vocab_size
 #: Every so many schemas, to stay short.
 STEP = 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from grammar_language import Engine
+from project_tree import ROOT
 from schema_samples import COMPACT, Texts, is_valid, schema, text, value
 
 from rtlang.errors import GrammarError, GrammarUnsatisfiable
@@ -17,7 +17,7 @@ from rtlang.grammar.emit import to_ebnf
 from rtlang.grammar.ir import Grammar
 from rtlang.grammar.schema import SchemaOptions, translate
 
-DATA = Path("/work/shared/data")
+DATA = ROOT.parent / "shared" / "data"
 SUITE = DATA / "json-schema-test-suite-draft2020-12"
 BENCH = DATA / "maskbench_300.jsonl"
 
