@@ -101,7 +101,7 @@ def figures(schemas: Sequence[Any], ends: Sequence[Sequence[Any]]) -> dict[str, 
     outputs = kinds["stop"] + kinds["length"]
     return {
         "schemas": len(schemas),
-        "accepted": 1 - len(refused) / len(schemas),
+        "accepted": 1 - len(refused) / max(len(schemas), 1),
         "refused": refused,
         "outputs": outputs,
         "stop": kinds["stop"],

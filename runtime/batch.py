@@ -51,6 +51,15 @@ class Batch:
     def num_tokens(self) -> int:
         return int(self.extend_lens.sum())
 
+    def store_ids(self, result: BatchResult) -> None:
+        """Sampled ids into the host's table. Rows that could not be sampled keep what is there:
+        it may have been forced meanwhile."""
+        samples, ids = self.sample_rows, result.next_ids
+        if result.errors:
+            good = ~np.isin(samples, list(result.errors))
+            samples, ids = samples[good], ids[good]
+        self.pool.token_ids[self.rows[samples], self.seq_lens[samples]] = ids
+
     def logprob_rows(self) -> list[int]:
         """Rows whose requests want log-probabilities of their prompts."""
         return [

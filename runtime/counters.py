@@ -35,6 +35,7 @@ class Counters:
     peak_running: int = 0
 
     def count_step(self, mode: ForwardMode, num_running: int) -> None:
+        self.num_steps += 1
         self.num_extend_steps += mode is ForwardMode.EXTEND
         self.num_decode_steps += mode is ForwardMode.DECODE
         self.num_mixed_steps += mode is ForwardMode.MIXED

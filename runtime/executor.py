@@ -94,7 +94,7 @@ class Executor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether ``launch`` returns before the step is computed, so that planning the next step
+        """Whether launching returns before the step is computed, so that planning the next step
         meanwhile is worth the step more that a request then runs after its unforeseen end."""
         ...
 

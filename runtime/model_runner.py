@@ -81,8 +81,7 @@ class ModelRunner:
             result = self._sampler.sample(logits, batch, self.bitmask)
         for i in batch.logprob_rows():
             result.prompt_logprobs[i] = self._prompt_logprobs(batch, i, hidden)
-        samples = batch.sample_rows
-        batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
+        batch.store_ids(result)
         return DoneStep(result)
 
     def _prompt_logprobs(self, batch: Batch, i: int, hidden: torch.Tensor) -> list[TokenLogprobs]:

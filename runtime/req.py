@@ -60,7 +60,7 @@ class Req:
     tree_len: int = 0
     computed_len: int = 0
     knows_sample: bool = False  # what the step in flight samples for it is among its ids already
-    num_inflight: int = 0  # launched steps that have it and were not read yet: 0, 1 or 2
+    num_inflight: int = 0  # planned steps that have it and were not read yet: 0, 1 or 2
     interval: int = 1  # tokens that an output holds at least, but for the last
     hold_s: float = 0.0  # > 0: an output comes at the latest so long after the one before
     sent_at: float = 0.0  # when the last one went, on the scheduler's clock

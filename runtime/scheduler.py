@@ -3,7 +3,7 @@
 ``add`` / ``abort`` any time between steps; ``next_batch`` plans a step and takes its slots;
 ``commit`` takes the step's result. A step may be planned while the one before it is still in
 flight: its rows' newest tokens then have a place, and no id yet. Every request ends exactly once,
-in ``_end``; what it holds is released when no launched step has it any more.
+in ``_end``; what it holds is released when no step in flight has it any more.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """Plan one step, or None when there is nothing to compute now, or nothing before the
         steps in flight (``num_inflight``) are committed."""
-        self.counters.num_steps += 1
         self.expire()
         if not self._retract_preempted():
             return None
@@ -361,6 +360,7 @@ class Scheduler:
         if decode and chunks:
             mode = ForwardMode.MIXED
         self.counters.count_step(mode, len(self.running) + len(self.prefilling))
+        self._new_token_ratio = max(self._new_token_ratio * RATIO_DECAY, RATIO_FLOOR)
         seq_lens[:num_decode] = self.pool.lens[rows[:num_decode]]
         samples = np.array(sampled, np.int32)
         masked = np.flatnonzero(self.pool.constrained[rows[samples]])
@@ -376,7 +376,6 @@ class Scheduler:
     def _make_room_for_decode(self) -> bool:
         """Release holds, then retract, until every running request can compute one more token.
         False: what is in flight must be read before anyone can be retracted."""
-        self._new_token_ratio = max(self._new_token_ratio * RATIO_DECAY, RATIO_FLOOR)
         while self.running:
             if self.kv.decode_need(self._decoding()[1]) <= self.kv.available_len:
                 break
@@ -424,14 +423,14 @@ class Scheduler:
             req.pending_prompt_logprobs.extend(entries)
             req.logprob_from += len(entries)
         for i, (code, message) in result.errors.items():
-            if batch.reqs[i].state is not ReqState.FINISHED:
-                self._fail(batch.reqs[i], code, message, publish=False)
+            req = batch.reqs[i]
+            if req.state is not ReqState.FINISHED and not req.knows_sample:
+                self._fail(req, code, message, publish=False)
         for i in range(batch.num_decode, len(batch.reqs)):
             req = batch.reqs[i]
             if req.state is ReqState.PREFILL and batch.seq_lens[i] == len(req.ids):
                 self._prompt_done(req)
-        rows = batch.rows[batch.sample_rows]
-        self.pool.token_ids[rows, batch.seq_lens[batch.sample_rows]] = result.next_ids
+        batch.store_ids(result)
         logprobs = result.logprobs
         for j, (i, token) in enumerate(
             zip(batch.sample_rows.tolist(), result.next_ids.tolist(), strict=True)
@@ -503,7 +502,7 @@ class Scheduler:
         self.cache.evict(self.cache.evictable_len)
 
     def fail_all(self, code: str, message: str) -> None:
-        """A launched step could not be read: what anyone's KV holds is unknown."""
+        """A step could not be read, or not be sampled: what anyone's KV holds is unknown."""
         for req in [*self.running, *self.prefilling]:
             self._fail(req, code, message, publish=False)
 

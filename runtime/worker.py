@@ -6,10 +6,10 @@ Overlapped, a step is launched before the one before it is read, so that the dev
 
 A step with constrained rows is sampled under masks that only the step before it tells. What its
 sampling waits for comes while its forward pass runs, and so does the host's part of the step after
-it, of which nothing but the launch is left when the sampling has been launched:
+it, of which little but the launch is left when the sampling has been launched:
 
     launch N+1's forward pass, send answers, read and commit N, plan and prepare N+2,
-    fill N+1's masks, launch its sampling, launch N+2's forward pass, ...
+    fill N+1's masks, launch its sampling, (messages,) launch N+2's forward pass, ...
 """
 
 from __future__ import annotations
@@ -366,7 +366,8 @@ class Worker:
         """Until no step is planned or in flight, and all answers are on their way."""
         while self._planned is not None:
             self._step(ahead=False)
-        self._land()
+        if not self._land():
+            self.scheduler.forget()
         self._send_answers()
 
     def _mask(self, batch: Batch, step: Step) -> Exception | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,14 @@ def make_engine() -> Iterator[MakeEngine]:
         if engine.is_alive:
             assert_balanced(engine)
         engine.close()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where this process was started in the background and ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def assert_balanced(engine: Engine) -> None:

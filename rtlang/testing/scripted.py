@@ -118,8 +118,7 @@ class ScriptedExecutor:
         result = self._sample(batch) if self._model.logits is not None else self._play(batch)
         for i in batch.logprob_rows():
             result.prompt_logprobs[i] = self._prompt_logprobs(batch, i)
-        samples = batch.sample_rows
-        batch.pool.token_ids[batch.rows[samples], batch.seq_lens[samples]] = result.next_ids
+        batch.store_ids(result)
         return DoneStep(result)
 
     def stats(self) -> dict[str, Any]:

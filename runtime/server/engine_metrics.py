@@ -107,7 +107,7 @@ ENGINE_METRICS = (
               "mixed": "num_mixed_steps"},
         help="Steps of the model: of prompts, of one token a sequence, of both"),
     _counter("rtlang_plans_total", "num_steps",
-             "Times that the scheduler planned a step, with or without a result"),
+             "Steps that the scheduler planned, of all modes"),
     _counter("rtlang_retractions_total", "num_retractions",
              "Times that a running sequence gave its memory to others and was queued again"),
     _gauge("rtlang_kv_total_tokens", "total_len",

@@ -204,6 +204,7 @@ def test_a_state_goes_on_after_its_program() -> None:
     assert run["y"] == "ok" and run.text() == "pok and ok"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_interrupts_a_blocking_read() -> None:
     backend = FakeBackend(lambda call: Play("x" * 10000, delay_s=0.01))
 

@@ -456,6 +456,7 @@ def test_a_script_without_a_main_guard_and_the_child_ends_with_its_parent(tmp_pa
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_a_call_aborts_it(make_engine: MakeEngine) -> None:
     engine = make_engine(slow_model())
     main = threading.get_ident()

@@ -270,3 +270,25 @@ def test_a_forced_run_costs_one_step_more_when_overlapped(make_engine: MakeEngin
     plain, overlapped = counts
     num_runs = 3  # the first one is known before any step: it belongs to the prompt
     assert plain < overlapped <= plain + num_runs + 1  # and one for the end, which nobody foresaw
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("bad", [-np.inf, np.nan])
+def test_what_would_be_sampled_where_text_is_forced_does_not_matter(
+    make_engine: MakeEngine, bad: float, overlap: bool
+) -> None:
+    """Nobody asks the model there: it may find the forced token impossible, or fail."""
+
+    def logits(tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        row = np.zeros(VOCAB, np.float32)
+        row[ord("a")] = row[ord("7")] = 1.0
+        if tokens[-1] == ord("a"):
+            row[ord("n")] = bad
+        return row
+
+    engine = make_engine(ScriptedModel(logits=logits), enable_overlap=overlap)
+    params = {"regex": "[ab]nswer: the [0-9]", "jump_forward": "canonical", "temperature": 0.0}
+    assert engine.generate("p", params).text == "answer: the 7"
+    # The scripted executor checks that what is read from the cache was stored there.
+    again = engine.generate("panswer: the 7", {"max_new_tokens": 1, "temperature": 0.0})
+    assert again.usage.cached_tokens >= 12
