@@ -339,6 +339,10 @@ class Worker:
         """Nothing can be planned, maybe until the step in flight has been read."""
         if not self.scheduler.has_work:
             self.scheduler.expire()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Read the step in flight, if there is one, and send what is to be sent."""
         if not self._land():
             self.scheduler.forget()
         self._send_answers()
@@ -366,9 +370,7 @@ class Worker:
         """Until no step is planned or in flight, and all answers are on their way."""
         while self._planned is not None:
             self._step(ahead=False)
-        if not self._land():
-            self.scheduler.forget()
-        self._send_answers()
+        self._drain()
 
     def _mask(self, batch: Batch, step: Step) -> Exception | None:
         """Say what may be sampled while the step computes: the one before it has been read. An

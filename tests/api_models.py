@@ -38,6 +38,15 @@ def saying(text: str) -> ScriptedModel:
     return ScriptedModel(logits=logits)
 
 
+#: Log-probabilities of the two bytes that ``next_byte`` knows.
+LIKELY, UNLIKELY = math.log(2 / 3), math.log(1 / 3)
+
+
+def next_byte(tokens: list[int]) -> dict[int, float]:
+    """Logits: after any byte the next one, most likely; and "~", which is half as likely."""
+    return {(tokens[-1] + 1) % 250: math.log(2.0), ord("~"): 0.0}
+
+
 def _end_of_last(wanted: list[int], tokens: list[int]) -> int:
     size = len(wanted)
     return next(at for at in range(len(tokens), 0, -1) if tokens[at - size : at] == wanted)

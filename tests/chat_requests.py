@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
-from api_models import call_text
-from server_harness import PATIENCE_S, RunningServer
+from api_models import ThinkingTokenizer, answering, call_text
+from server_harness import PATIENCE_S, RunningServer, serving
 
 from rtlang.errors import NumericalError
 from rtlang.testing import Reply
@@ -33,6 +34,12 @@ ANSWERS: dict[str, Reply | str] = {
     "endless": Reply("ab", eos=False),
     "42": "So it is 42.",
 }
+
+
+def chat_serving(reasoning_parser: str) -> AbstractContextManager[RunningServer]:
+    """A server of the model "m", which answers with ``ANSWERS``."""
+    model = answering(ANSWERS, tokenizer=ThinkingTokenizer())
+    return serving(model, served_model_name="m", reasoning_parser=reasoning_parser)
 
 
 def user(text: Any = "hi") -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+from conftest import MakeEngine
 from server_harness import serving
 
 from rtlang import defaults
@@ -29,4 +31,16 @@ def served_engines() -> Iterator[Callable[..., Engine]]:
             defaults._adapters[engine] = client
             return engine
 
+        yield make
+
+
+@pytest.fixture(params=["in process", "over HTTP"], name="make_engine")
+def engines_of_both_kinds(
+    request: pytest.FixtureRequest, make_engine: MakeEngine
+) -> Iterator[MakeEngine]:
+    """For a module that takes it over by name: each of its tests with engines of both kinds."""
+    if request.param == "in process":
+        yield make_engine
+        return
+    with served_engines() as make:
         yield make

@@ -9,12 +9,12 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from served_engines import served_engines
+from served_engines import engines_of_both_kinds
 
 import rtlang as rt
 from rtlang.errors import (
@@ -28,17 +28,8 @@ from rtlang.errors import (
 from rtlang.runtime.engine import Engine
 from rtlang.testing import Reply, ScriptedModel
 
-
-@pytest.fixture(params=["in process", "over HTTP"], name="make_engine")
-def engines_of_both_kinds(
-    request: pytest.FixtureRequest, make_engine: MakeEngine
-) -> Iterator[MakeEngine]:
-    """Every program here does the same, to the last count, with a server in between."""
-    if request.param == "in process":
-        yield make_engine
-        return
-    with served_engines() as make:
-        yield make
+#: Every program here does the same, to the last count, with a server in between.
+engines = engines_of_both_kinds
 
 
 def counts(run: rt.ProgramState) -> list[tuple[int, int]]:

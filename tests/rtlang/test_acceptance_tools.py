@@ -5,12 +5,12 @@ Byte tokenizer (one byte, one token, no BOS), page size 1, an empty cache, ample
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from conftest import MakeEngine
-from served_engines import served_engines
+from served_engines import engines_of_both_kinds
 
 import rtlang as rt
 from rtlang.errors import ToolError, ToolLoopLimit
@@ -40,16 +40,8 @@ class ShortTemplate(ByteTokenizer):
         return text + "A:" if add_generation_prompt else text
 
 
-@pytest.fixture(params=["in process", "over HTTP"], name="make_engine")
-def engines_of_both_kinds(
-    request: pytest.FixtureRequest, make_engine: MakeEngine
-) -> Iterator[MakeEngine]:
-    """Every program here does the same, to the last count, with a server in between."""
-    if request.param == "in process":
-        yield make_engine
-        return
-    with served_engines() as make:
-        yield make
+#: Every program here does the same, to the last count, with a server in between.
+engines = engines_of_both_kinds
 
 
 @rt.function

@@ -9,9 +9,9 @@ import re
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import MakeEngine
+from constrained_models import FORCED, noisy
 
 from rtlang.errors import (
     ConflictingConstraints,
@@ -28,11 +28,8 @@ from rtlang.grammar.service import GrammarService
 from rtlang.grammar.spec import GrammarSpec
 from rtlang.grammar.vocab import Vocab
 from rtlang.runtime import constraints, worker
-from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.testing import ScriptedModel
 from rtlang.testing.tiny import TinyModel
-
-VOCAB = ByteTokenizer().vocab_size
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
@@ -51,18 +48,6 @@ CITY: dict[str, Any] = {
     "required": ["name", "population", "capital"],
     "additionalProperties": False,
 }
-
-
-def noisy(seed: int = 0) -> ScriptedModel:
-    """Random logits, the same after the same tokens; EOS is liked best."""
-
-    def logits(tokens: list[int]) -> np.ndarray:
-        rng = np.random.default_rng([seed, *tokens[-20:], len(tokens)])
-        row = rng.normal(size=VOCAB).astype(np.float32)
-        row[256] += 3.0
-        return row
-
-    return ScriptedModel(logits=logits)
 
 
 # -- what is generated ----------------------------------------------------------------------
@@ -290,8 +275,6 @@ def test_aborted_streams_release_what_they_hold(make_engine: MakeEngine) -> None
 
 
 # -- jump-forward ---------------------------------------------------------------------------
-
-FORCED = {"regex": 'the answer is: [0-9]\\. and the reason is: "[a-z]{3}" and no more'}
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

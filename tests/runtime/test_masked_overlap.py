@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MakeEngine
+from constrained_models import FORCED, VOCAB, noisy
 
 from rtlang.errors import EngineError, RequestAborted
 from rtlang.grammar.spec import GrammarSpec
 from rtlang.runtime import scheduler
 from rtlang.runtime.batch import Batch, BatchResult
-from rtlang.runtime.byte_tokenizer import ByteTokenizer
 from rtlang.runtime.engine import Engine
 from rtlang.runtime.executor import Launch, MaskedStep, Step
 from rtlang.runtime.req import Req
@@ -24,19 +24,9 @@ from rtlang.runtime.sampling_params import SamplingParams
 from rtlang.testing import ScriptedModel
 from rtlang.testing.scripted import ScriptedExecutor
 
-VOCAB = ByteTokenizer().vocab_size
 LETTERS = {"regex": "[a-z]{60}", "temperature": 0.0}
 FREE = {"ignore_eos": True, "temperature": 0.0}
-FORCED = {"regex": 'the answer is: [0-9]\\. and the reason is: "[a-z]{3}" and no more'}
 Told = Callable[[str, int], None]
-
-
-def noisy() -> ScriptedModel:
-    def logits(tokens: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        rng = np.random.default_rng([*tokens[-20:], len(tokens)])
-        return rng.normal(size=VOCAB).astype(np.float32)
-
-    return ScriptedModel(logits=logits)
 
 
 def spy(monkeypatch: pytest.MonkeyPatch, tell: Told) -> dict[int, list[Req]]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from api_models import ThinkingTokenizer, answering
+from api_models import answering
 from chat_requests import (
-    ANSWERS,
     PATH,
     TOOLS,
     answer,
+    chat_serving,
     choices,
     events,
     joined,
@@ -32,15 +32,13 @@ from rtlang.testing import Reply, ScriptedModel
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    model = answering(ANSWERS, tokenizer=ThinkingTokenizer())
-    with serving(model, served_model_name="m", reasoning_parser="none") as running:
+    with chat_serving("none") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[RunningServer]:
-    model = answering(ANSWERS, tokenizer=ThinkingTokenizer())
-    with serving(model, served_model_name="m", reasoning_parser="qwen3") as running:
+    with chat_serving("qwen3") as running:
         yield running
 
 

@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
 import pytest
-from api_models import ThinkingTokenizer, answering, call_text
+from api_models import answering, call_text
 from chat_requests import (
     ANSWERS,
     TOOLS,
     TWO_CALLS,
     answer,
+    chat_serving,
     choices,
     events,
     joined,
@@ -37,15 +38,13 @@ from rtlang.testing import ScriptedModel
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    model = answering(ANSWERS, tokenizer=ThinkingTokenizer())
-    with serving(model, served_model_name="m", reasoning_parser="none") as running:
+    with chat_serving("none") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[RunningServer]:
-    model = answering(ANSWERS, tokenizer=ThinkingTokenizer())
-    with serving(model, served_model_name="m", reasoning_parser="qwen3") as running:
+    with chat_serving("qwen3") as running:
         yield running
 
 

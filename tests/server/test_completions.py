@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from api_models import LIKELY, next_byte
 from server_harness import PATIENCE_S, RunningServer, serving
 
 from rtlang.errors import NumericalError
@@ -31,18 +31,10 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def logits(tokens: list[int]) -> dict[int, float]:
-    """After any byte the next one, most likely; and "~", which is half as likely."""
-    return {(tokens[-1] + 1) % 250: math.log(2.0), ord("~"): 0.0}
-
-
 @pytest.fixture(scope="module")
 def likely() -> Iterator[RunningServer]:
-    with serving(ScriptedModel(logits=logits)) as running:
+    with serving(ScriptedModel(logits=next_byte)) as running:
         yield running
-
-
-LIKELY, UNLIKELY = math.log(2 / 3), math.log(1 / 3)
 
 
 def post(server: RunningServer, **body: Any) -> httpx.Response:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from api_models import LIKELY, UNLIKELY, next_byte
 from server_harness import PATIENCE_S, RunningServer, serving
 
 from rtlang.testing import Reply, ScriptedModel
@@ -26,13 +26,9 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def logits(tokens: list[int]) -> dict[int, float]:
-    return {(tokens[-1] + 1) % 250: math.log(2.0), ord("~"): 0.0}
-
-
 @pytest.fixture(scope="module")
 def likely() -> Iterator[RunningServer]:
-    with serving(ScriptedModel(logits=logits)) as running:
+    with serving(ScriptedModel(logits=next_byte)) as running:
         yield running
 
 
@@ -208,8 +204,6 @@ def test_ids_of_a_batch_and_of_siblings(server: RunningServer) -> None:
 
 
 # -- log-probabilities ----------------------------------------------------------------------
-
-LIKELY, UNLIKELY = math.log(2 / 3), math.log(1 / 3)
 
 
 def test_output_logprobs(likely: RunningServer) -> None:
