@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 
 from rtlang.errors import GrammarError, GrammarTimeout, GrammarTooLarge, UnsupportedKeyword
 from rtlang.grammar.canary import Canary
-from rtlang.grammar.emit import to_ebnf
 from rtlang.grammar.llg_backend import LlgBackend
 from rtlang.grammar.matcher import Compiled
+from rtlang.grammar.shared_masks import MaskTable, SharedCompiled
 from rtlang.grammar.spec import GrammarSpec
-from rtlang.grammar.translate import translate
 from rtlang.grammar.translator import Translators, is_quick
 from rtlang.grammar.vocab import Vocab
+from rtlang.grammar.written import Written, written
 from rtlang.grammar.xgr_backend import XgrBackend
 
 #: Below both, compiles took under 2 s for every family of grammars tried (choices, optional
@@ -42,12 +43,14 @@ class Compiler:
         self._xgr = XgrBackend(vocab)
         self._canary = Canary(vocab)
         self._translators = Translators()
+        self._masks = MaskTable(vocab.num_words)
+        self._lock = threading.Lock()
         self._use_llguidance = use_llguidance
 
     def __call__(self, spec: GrammarSpec, watch: Watch) -> Compiled:
         """Raises a ``GrammarError``."""
         try:
-            ebnf = self._translated(spec, watch)
+            ebnf, program = self._translated(spec, watch)
             if looks_expensive(ebnf):
                 self._canary.check(ebnf)
         except (UnsupportedKeyword, GrammarTooLarge, GrammarTimeout) as refusal:
@@ -60,16 +63,25 @@ class Compiler:
             with watch():
                 return self._by_llguidance(spec, refusal)
         with watch():
-            return self._xgr.compile_ebnf(ebnf)
+            compiled = self._xgr.compile_ebnf(ebnf)
+        if program is None:
+            return compiled
+        return SharedCompiled(compiled, program, self._vocab, self._mask_table)
 
-    def _translated(self, spec: GrammarSpec, watch: Watch) -> str:
+    def _translated(self, spec: GrammarSpec, watch: Watch) -> Written:
         if is_quick(spec):
             with watch():
-                return to_ebnf(translate(spec))
+                return written(spec)
         with self._translators.one() as translator, watch():
-            ebnf = translator.ask(spec, self._budget_s)
-        assert isinstance(ebnf, str)
-        return ebnf
+            answer = translator.ask(spec, self._budget_s)
+        assert isinstance(answer, Written)
+        return answer
+
+    def _mask_table(self) -> MaskTable:
+        with self._lock:
+            if self._masks.full:  # those that run keep the old one
+                self._masks = MaskTable(self._vocab.num_words)
+            return self._masks
 
     def _by_llguidance(self, spec: GrammarSpec, refusal: GrammarError) -> Compiled:
         try:

@@ -150,6 +150,9 @@ class _LlgNative:
     def fork(self) -> _LlgNative:
         return _LlgNative(self._sequence.deep_copy(), self._vocab)
 
+    def expects_forced(self) -> bool:
+        return False  # nothing is remembered of other sequences
+
     def forced_text(self) -> str:
         forced: bytes = self._sequence.compute_ff_bytes()
         inside_a_character = bool(forced) and 0x80 <= forced[0] < 0xC0

@@ -44,6 +44,10 @@ class Native(Protocol):
         """Whole characters that every continuation starts with."""
         ...
 
+    def expects_forced(self) -> bool:
+        """Whether most sequences that were here had forced text behind their next token."""
+        ...
+
 
 class Compiled(Protocol):
     """A constraint compiled for a vocabulary. Immutable: sequences and threads share it."""
@@ -158,7 +162,12 @@ class Matcher:
 
     def jump_text(self) -> str:
         """The characters that must follow, "" if there is a choice. Changes nothing."""
-        return "" if self.can_end() else self.native.forced_text()
+        text = self.native.forced_text()
+        return "" if self.can_end() else text
+
+    def expects_jump(self) -> bool:
+        """Whether ``jump_text`` will probably say something after one more token."""
+        return not self.finished and self.native.expects_forced()
 
     def checked(self, bitmask: Bitmask) -> Bitmask:
         """The bitmask itself, which has to fit."""

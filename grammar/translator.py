@@ -50,7 +50,8 @@ class Translators:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Helper]:
-        """One that runs, for this thread alone; asked for a ``GrammarSpec`` it answers EBNF.
+        """One that runs, for this thread alone; asked for a ``GrammarSpec`` it answers
+        ``Written``.
         Raises ``GrammarTimeout`` if it does not start."""
         with self._lock:
             helper = self._free.pop() if self._free else self._new()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rtlang.grammar.emit import to_ebnf
 from rtlang.grammar.helper_loop import serve
 from rtlang.grammar.spec import GrammarSpec
-from rtlang.grammar.translate import translate
+from rtlang.grammar.written import Written, written
 
 
-def _prepare(told: str) -> Callable[[GrammarSpec], str]:
+def _prepare(told: str) -> Callable[[GrammarSpec], Written]:
     assert told == "translate", told
-    return lambda spec: to_ebnf(translate(spec))
+    return written
 
 
 if __name__ == "__main__":

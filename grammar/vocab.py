@@ -75,6 +75,11 @@ class Vocab:
         return digest.hexdigest()
 
     @cached_property
+    def texts(self) -> tuple[tuple[str, bytes], ...]:
+        """Of each id what ``decoded`` says of its bytes."""
+        return tuple(map(decoded, self.token_bytes))
+
+    @cached_property
     def kinds(self) -> bytes:
         """Of each id: ``CONTROL``, ``TEXT``, ``HALF`` (it ends with the byte ED, which may begin
         a surrogate) or ``STOP``."""
@@ -88,7 +93,7 @@ class Vocab:
 
     def tabulate(self) -> None:
         """Make the tables that masks need: now, and not in the loop that generates."""
-        for table in (self.kinds, self.stop_row, self.open_row, self.whole_row):
+        for table in (self.kinds, self.texts, self.stop_row, self.open_row, self.whole_row):
             assert len(table)
 
     def ends_surrogate(self, token_id: int) -> bool:
@@ -123,3 +128,14 @@ class Vocab:
         bits = np.zeros(32 * self.num_words, np.uint8)
         bits[list(ids)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def decoded(data: bytes) -> tuple[str, bytes]:
+    """Its characters, and the bytes at its end that begin another one. What is no UTF-8, whatever
+    follows, is no text, and all of it is returned as bytes."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":
+            return "", data
+        return data[: error.start].decode(), data[error.start :]

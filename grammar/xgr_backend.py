@@ -139,6 +139,9 @@ class _XgrNative:
     def fork(self) -> _XgrNative:
         return _XgrNative(self.sequence.fork(), self._vocab, self._filler)
 
+    def expects_forced(self) -> bool:
+        return False  # nothing is remembered of other sequences
+
     def forced_text(self) -> str:
         return self.sequence.find_jump_forward_string()
 

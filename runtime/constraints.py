@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rtlang.errors import GrammarDeadEnd, GrammarTooSlow, RtlangError
+from rtlang.errors import GrammarTooSlow, RtlangError
 from rtlang.grammar.matcher import BATCH_FROM, Compiled, Matcher, fill_batch
 from rtlang.grammar.service import GrammarService, ServiceStats
 from rtlang.grammar.vocab import Bitmask
@@ -80,37 +80,32 @@ class Constraints:
 
     def fill(self, batch: Batch, bitmask: Bitmask) -> list[Failure]:
         """Write row j of ``bitmask`` for each sample j that is under a constraint; returns the
-        requests that cannot go on. Rows of requests that have ended allow everything."""
+        requests that cannot go on. Rows of requests that have ended allow everything; a row that
+        allows nothing is a dead end, which the sampler reports."""
         start = time.perf_counter()
         filled: list[int] = []
         reqs: list[Req] = []
         matchers: list[Matcher] = []
-        held: list[int] = []
         at = batch.sample_rows.tolist()
         for j in batch.masked:
             req = batch.reqs[at[j]]
             if req.state is ReqState.FINISHED:
                 bitmask[j] = -1
-                continue
-            if req.knows_sample:
+            elif req.knows_sample:
                 _allow_only(bitmask[j], req.ids[batch.seq_lens[at[j]]])
-                continue
-            matcher, output_len = req.matcher, req.output_len
-            assert matcher is not None and matcher.num_accepted == output_len, req
-            if output_len < req.params.min_new_tokens:
-                held.append(len(reqs))
-            filled.append(j)
-            reqs.append(req)
-            matchers.append(matcher)
+            else:
+                assert req.matcher is not None, req
+                filled.append(j)
+                reqs.append(req)
+                matchers.append(req.matcher)
         if not reqs:
             return []
         failures = self._fill(reqs, matchers, bitmask, filled)
-        for i in held:
-            _hold_back(bitmask[filled[i]], reqs[i])
-        bits = np.bitwise_or.reduce(bitmask[: filled[-1] + 1], axis=1)  # of any token
-        for i in np.flatnonzero(bits[filled] == 0).tolist():
-            failures.append((reqs[i], GrammarDeadEnd("the constraint allows no token")))
-            bitmask[filled[i]] = -1
+        for j, req, matcher in zip(filled, reqs, matchers, strict=True):
+            output_len = len(req.ids) - req.prompt_len
+            assert matcher.num_accepted == output_len, req
+            if output_len < req.params.min_new_tokens:
+                _hold_back(bitmask[j], req)
         self._fill_s.append((time.perf_counter() - start) / len(reqs))
         return failures
 

@@ -18,12 +18,11 @@ import pytest
 
 from rtlang.errors import GrammarTimeout, InvalidRegex, UnsupportedKeyword
 from rtlang.grammar.compiler import Compiler
-from rtlang.grammar.emit import to_ebnf
 from rtlang.grammar.helper import Helper
 from rtlang.grammar.spec import GrammarSpec
-from rtlang.grammar.translate import translate
 from rtlang.grammar.translator import Translators, is_quick
 from rtlang.grammar.vocab import Vocab
+from rtlang.grammar.written import written
 
 NAMES = [f"name{i}" for i in range(200)]
 #: Seconds of translating, and then it is too large.
@@ -65,7 +64,7 @@ SPECS = [
 def test_a_process_translates_as_this_one_does(translators: Translators) -> None:
     with translators.one() as translator:
         for spec in SPECS:
-            assert translator.ask(spec, 60) == to_ebnf(translate(spec))
+            assert translator.ask(spec, 60) == written(spec)
         with pytest.raises(InvalidRegex) as regex_error:
             translator.ask(GrammarSpec.regex("a(b"), 60)
         with pytest.raises(UnsupportedKeyword) as error:
@@ -78,7 +77,7 @@ def test_a_translation_past_its_limit_is_killed(translators: Translators) -> Non
     with translators.one() as translator:
         with pytest.raises(GrammarTimeout):
             translator.ask(LONG, 0.1)
-        assert translator.ask(SPECS[0], 60) == to_ebnf(translate(SPECS[0]))
+        assert translator.ask(SPECS[0], 60) == written(SPECS[0])
 
 
 def test_as_many_processes_as_ask_at_once(translators: Translators) -> None:
