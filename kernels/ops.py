@@ -26,7 +26,7 @@ class Ops(Protocol):
         """Whether the fused products below take it."""
         ...
 
-    def prefers_fused(self, num_rows: int) -> bool:
+    def prefers_fused(self, num_rows: int, hidden_size: int) -> bool:
         """Whether they are faster than the separate operations for so many rows."""
         ...
 
@@ -120,7 +120,7 @@ class TorchOps:
     def fuses(self, weight: Weight) -> bool:
         return True
 
-    def prefers_fused(self, num_rows: int) -> bool:
+    def prefers_fused(self, num_rows: int, hidden_size: int) -> bool:
         return False
 
     def rmsnorm(

@@ -9,7 +9,8 @@ from rtlang.kernels.ops import QKV
 from rtlang.kernels.triton import activation, norm, rope, skinny
 
 #: Up to so many rows a product is bound by reading its weights once, and by launches: own kernels.
-FEW_ROWS = 2
+#: In a model whose hidden states are at most so wide, launches are what counts for more rows.
+FEW_ROWS, FEW_ROWS_NARROW, NARROW = 2, skinny.MAX_ROWS, 1024
 
 
 class TritonOps:
@@ -19,8 +20,8 @@ class TritonOps:
         half = weight.dtype in (torch.bfloat16, torch.float16)
         return half and weight.scale is None and not weight.packed and weight.in_features % 8 == 0
 
-    def prefers_fused(self, num_rows: int) -> bool:
-        return num_rows <= FEW_ROWS
+    def prefers_fused(self, num_rows: int, hidden_size: int) -> bool:
+        return num_rows <= (FEW_ROWS_NARROW if hidden_size <= NARROW else FEW_ROWS)
 
     def rmsnorm(
         self,

@@ -236,7 +236,7 @@ class Decoder:
         angles = local_angles = self._ops.angles(positions, self._freqs)
         if self.spec.local_rope is not None:
             local_angles = self._ops.angles(positions, self._local_freqs)
-        if self._fuses and self._ops.prefers_fused(len(x)):
+        if self._fuses and self._ops.prefers_fused(*x.shape):
             for block in self._blocks:
                 block.fused(x, local_angles if block.attention.is_local else angles, step)
             return self._ops.rmsnorm(x, self._norm, self.spec.norm_eps, out)
