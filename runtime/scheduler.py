@@ -16,7 +16,8 @@ import numpy as np
 
 from rtlang.errors import EngineError, GrammarDesync, RtlangError
 from rtlang.grammar.matcher import Matcher
-from rtlang.runtime.batch import Batch, BatchResult, ForwardMode, Int32s
+from rtlang.runtime.batch import Batch, BatchResult, Int32s
+from rtlang.runtime.batch_maker import BatchMaker
 from rtlang.runtime.config import EngineConfig
 from rtlang.runtime.counters import Counters
 from rtlang.runtime.deadlines import Deadlines
@@ -69,6 +70,7 @@ class Scheduler:
         )
         self.kv = KVManager(self.allocator, self.cache, self.pool)
         held = int(config.fork_hold_fraction * self.allocator.total_len)
+        self._maker = BatchMaker(self.pool)
         self.holds = ForkHolds(self.cache, max_held_len=held, hold_s=config.fork_hold_s)
         self.counters = Counters()
         self.outbox = Outbox()
@@ -178,9 +180,12 @@ class Scheduler:
         chunks = self._plan_prefill_only() if not self.config.enable_mixed_chunk else None
         if chunks:
             return self._make_batch([], _NO_ROWS, chunks)
-        if not self._make_room_for_decode():
+        decoding = self._make_room_for_decode()
+        if decoding is None:
             return None
-        decode, rows = self._decoding()
+        decode, rows = decoding
+        if self.num_inflight and not (self.waiting or self.prefilling) and _all_may_jump(decode):
+            return None
         if decode:
             self.kv.extend_decode(decode, rows)
         if chunks is None:
@@ -343,51 +348,38 @@ class Scheduler:
     def _make_batch(
         self, decode: list[Req], decode_rows: Int32s, chunks: list[tuple[Req, int]]
     ) -> Batch:
-        reqs = decode + [req for req, _ in chunks]
-        num_decode = len(decode)
-        rows = np.empty(len(reqs), np.int32)
-        rows[:num_decode] = decode_rows
-        seq_lens = np.empty(len(reqs), np.int32)
-        extend_lens = np.ones(len(reqs), np.int32)
-        sampled = list(range(num_decode))
-        for i, (req, length) in enumerate(chunks, num_decode):
-            rows[i], seq_lens[i], extend_lens[i] = req.row, req.computed_len, length
+        sampled: list[int] = []
+        for i, (req, _) in enumerate(chunks, len(decode)):
             if req.computed_len == len(req.ids) and req.params.max_new_tokens != 0:
                 sampled.append(i)
-                self.prefilling.remove(req)
-                self._run(req)
-        mode = ForwardMode.DECODE if not chunks else ForwardMode.EXTEND
-        if decode and chunks:
-            mode = ForwardMode.MIXED
-        self.counters.count_step(mode, len(self.running) + len(self.prefilling))
+        batch = self._maker.make(decode, decode_rows, chunks, sampled)
+        for i in sampled:
+            self.prefilling.remove(batch.reqs[i])
+            self._run(batch.reqs[i])
+        self.counters.count_step(batch.mode, len(self.running) + len(self.prefilling))
         self._new_token_ratio = max(self._new_token_ratio * RATIO_DECAY, RATIO_FLOOR)
-        seq_lens[:num_decode] = self.pool.lens[rows[:num_decode]]
-        samples = np.array(sampled, np.int32)
-        masked = np.flatnonzero(self.pool.constrained[rows[samples]])
-        self.pool.lens[rows[samples]] = seq_lens[samples] + 1
         self.num_inflight += 1
-        for req in reqs:
-            req.num_inflight += 1
-        tables = (rows, seq_lens, extend_lens, num_decode, samples, self.pool)
-        return Batch(mode, reqs, *tables, masked.tolist())
+        return batch
 
     # -- memory pressure --------------------------------------------------------------------
 
-    def _make_room_for_decode(self) -> bool:
+    def _make_room_for_decode(self) -> tuple[list[Req], Int32s] | None:
         """Release holds, then retract, until every running request can compute one more token.
-        False: what is in flight must be read before anyone can be retracted."""
+        Returns those of ``_decoding``; None: what is in flight must be read before anyone can be
+        retracted."""
         while self.running:
-            if self.kv.decode_need(self._decoding()[1]) <= self.kv.available_len:
-                break
+            decode, rows = self._decoding()
+            if self.kv.decode_need(rows) <= self.kv.available_len:
+                return decode, rows
             if self.holds.drop_oldest():
                 continue
             if self.num_inflight:
-                return False
+                return None
             victim = self._victim()
             assert victim is not None
             assert len(self.running) + len(self.prefilling) > 1, "one request must always fit"
             self._retract(victim)
-        return True
+        return [], _NO_ROWS
 
     def _free_stuck_prefill(self) -> None:
         """No started prompt can get its next slots: make room at the newest one's expense."""
@@ -596,3 +588,11 @@ class Scheduler:
         self.holds.expire(now)
         for req in self._deadlines.passed(now):
             self._fail(req, "deadline_exceeded", "the request's timeout passed")
+
+
+def _all_may_jump(reqs: list[Req]) -> bool:
+    """Of all of them the step in flight probably decides more than one token. A step behind it
+    would compute that one alone; the wait for it is shorter than such a step."""
+    return bool(reqs) and all(
+        req.jumps and req.matcher is not None and req.matcher.expects_jump() for req in reqs
+    )

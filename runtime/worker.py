@@ -181,11 +181,9 @@ class Worker:
                 return
         if self.scheduler.compiling:
             self._take_compiled()
-        while not self._stopping:
-            try:
-                client, data = self._inbox.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        # Asking first costs less than the exception of an empty queue.
+        while not self._stopping and int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            client, data = self._inbox.recv_multipart(zmq.NOBLOCK)
             self._handle(client, data)
 
     def _take_compiled(self) -> None:

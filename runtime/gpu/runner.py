@@ -29,7 +29,7 @@ from rtlang.runtime.gpu.graphs import (
 )
 from rtlang.runtime.gpu.memory import GRAPH_SHARE, Ledger, out_of_memory_is_explained
 from rtlang.runtime.gpu.sampler import VARIANTS, DeviceSampler, SampledStep
-from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens, put_runs, runs_len
+from rtlang.runtime.gpu.tables import DeviceTables, Runs, Tokens
 from rtlang.runtime.layers.decoder import Pass
 from rtlang.runtime.loading import load_model, make_info
 from rtlang.runtime.mem.kv_pool import TokenToKVPool
@@ -144,11 +144,10 @@ class GpuRunner:
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         runs = tables.make_runs(batch)
-        host = tables.begin(tables.fixed_len + runs_len(runs))
-        tables.pack_extend(host, batch, tokens, 1)
-        put_runs(host[tables.fixed_len :], runs)
+        tables.pack_extend(tables.begin_extend(tokens, 1, runs), batch, tokens, 1)
         with torch.inference_mode():
-            tables.write(runs, tables.upload())
+            tables.upload()
+            tables.write(runs)
             rows, ids = tables.extend_rows(tokens, 1)
             self._plan(self._backends.extend, batch, rows)
             self._forward(self._backends.extend, ids, kv, None)
@@ -210,33 +209,31 @@ class GpuRunner:
     def prepare(self, batch: Batch) -> Launch:
         num_samples = len(batch.sample_rows)
         variant = self._sampler.plan(batch) if num_samples else "plain"
-        sample_bucket = bucket_of(self._sample_buckets(variant), num_samples) or 0
-        last = np.cumsum(batch.extend_lens, dtype=np.int32)[batch.sample_rows] - 1
-        runs: Runs | None = None
-        tokens = len(batch.rows)
-        if batch.mode is ForwardMode.DECODE:
-            tokens = bucket_of(self._row_buckets, tokens) or tokens
-            behind = 3 * tokens
-        else:
-            runs = self.tables.make_runs(batch)
-            tokens = batch.num_tokens
-            behind = self.tables.fixed_len - self.tables.rows_at + runs_len(runs)
-        host = self.tables.begin(self.tables.rows_at + behind)
-        bucket = None if runs is None else bucket_of(self._token_buckets, tokens)
-        last_rows = last
-        if runs is not None and bucket is None:
-            # Too large for a graph: its samples' hidden states are gathered right away.
-            last = np.arange(num_samples, dtype=np.int32)
+        sample_bucket = 0
         if num_samples:
-            self._sampler.pack(host, batch, sample_bucket, last)
-        if runs is None:
-            self.tables.pack_decode(host, batch, tokens)
-            forward = functools.partial(self._launch_decode, batch, tokens)
+            found = bucket_of(self._sample_buckets(variant), num_samples)
+            assert found is not None
+            sample_bucket = found
+        tables = self.tables
+        if batch.mode is ForwardMode.DECODE:
+            rows = bucket_of(self._row_buckets, len(batch.rows)) or len(batch.rows)
+            host = tables.begin(rows)
+            tables.pack_decode(host, batch, rows)
+            hidden_rows = batch.sample_rows
+            forward = functools.partial(self._launch_decode, batch, rows)
         else:
+            runs, tokens = tables.make_runs(batch), batch.num_tokens
+            bucket = bucket_of(self._token_buckets, tokens)
             rows = len(batch.rows) if bucket is None else self._max_rows
-            self.tables.pack_extend(host, batch, bucket or tokens, rows)
-            put_runs(host[self.tables.fixed_len :], runs)
-            forward = functools.partial(self._launch_extend, batch, runs, bucket, last_rows)
+            host = tables.begin_extend(bucket or tokens, rows, runs)
+            tables.pack_extend(host, batch, bucket or tokens, rows)
+            hidden_rows = np.cumsum(batch.extend_lens, dtype=np.int32)[batch.sample_rows] - 1
+            forward = functools.partial(self._launch_extend, batch, runs, bucket, hidden_rows)
+            if bucket is None:
+                # Too large for a graph: its samples' hidden states are gathered right away.
+                hidden_rows = np.arange(num_samples, dtype=np.int32)
+        if num_samples:
+            self._sampler.pack(host, batch, sample_bucket, hidden_rows)
         return functools.partial(self._launch, batch, forward, sample_bucket, variant)
 
     @torch.inference_mode()
@@ -244,10 +241,19 @@ class GpuRunner:
         self, batch: Batch, forward: Callable[[], torch.Tensor], bucket: int, variant: str
     ) -> Step:
         """``forward`` returns hidden states; ``bucket``: of the samples."""
-        if len(batch.sample_rows):
-            self._sampler.upload_edits()
-        finish = functools.partial(self._finish, batch, forward(), bucket, variant)
-        return MaskedStep(finish) if batch.masked else finish()
+        try:
+            if bucket:
+                self._sampler.upload_edits()
+            finish = functools.partial(self._finish, batch, forward(), bucket, variant)
+            return MaskedStep(finish) if batch.masked else finish()
+        except Exception:
+            self._wait()
+            raise
+
+    def _wait(self) -> None:
+        """After an error: nothing is copied any more from memory that the next steps write."""
+        if self._cuda:
+            torch.cuda.current_stream(self._device).synchronize()
 
     def _launch_decode(self, batch: Batch, bucket: int) -> torch.Tensor:
         self.tables.upload()
@@ -257,7 +263,8 @@ class GpuRunner:
     def _launch_extend(
         self, batch: Batch, runs: Runs, bucket: int | None, last_rows: Int32s
     ) -> torch.Tensor:
-        self.tables.write(runs, self.tables.upload())
+        self.tables.upload()
+        self.tables.write(runs)
         if bucket is None:
             return self._run_large(batch, last_rows)
         self.graphs.run(("extend", bucket), lambda: self._extend(bucket))
@@ -268,18 +275,19 @@ class GpuRunner:
         if batch.masked:
             self._sampler.upload_masks(batch)
         prompt_logprobs = self._prompt_logprobs(batch, hidden)
-        n = len(batch.sample_rows)
-        if not n:
-            return SampledStep(batch, None, {}, prompt_logprobs, self._read_stream)
-        if self._sampler.oversized:
-            self.graphs.fall_back("many logit edits")
-            self._sample(bucket, variant)
-        else:
-            key = _sample_key(bucket, variant)
-            self.graphs.run(key, lambda: self._sample(bucket, variant))
-        out = self._sampler.out[:, :n]
-        logprobs = self._output_logprobs(batch, out[0])
-        return SampledStep(batch, out, logprobs, prompt_logprobs, self._read_stream)
+        logprobs: dict[int, Reader] = {}
+        if bucket:
+            if self._sampler.oversized:
+                self.graphs.fall_back("many logit edits")
+                self._sample(bucket, variant)
+            else:
+                key = _sample_key(bucket, variant)
+                self.graphs.run(key, lambda: self._sample(bucket, variant))
+            if self._sampler.wants_logprobs:
+                ids, _ = self._sampler.readback.out(bucket)
+                logprobs = self._output_logprobs(batch, ids)
+        readback, stream = self._sampler.readback, self._read_stream
+        return SampledStep(batch, readback, bucket, logprobs, prompt_logprobs, stream)
 
     # What follows only launches; all but the attention's plan is the same for any step of a size.
 

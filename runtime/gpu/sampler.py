@@ -21,8 +21,8 @@ from rtlang.kernels.triton.sampling import (
     TritonSampler,
     mask_logits,
 )
-from rtlang.runtime.batch import Batch, BatchResult, Int32s
-from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, DeviceTables
+from rtlang.runtime.batch import Batch, BatchResult, ForwardMode, Int32s
+from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, STAGES, DeviceTables
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.sampling.row_params import RowParams
 
@@ -64,10 +64,21 @@ class DeviceSampler:
         self._staged: torch.Tensor | None = None  # edits of the planned batch, on the host
         self._has_edits = False
         self._large: torch.Tensor | None = None  # more edits than the captured buffer holds
-        self.out = torch.zeros((2, max_samples), dtype=torch.int32, device=device)
+        self._mask_views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.readback = Readback(max_samples, device)
+        # Of the last batch. Decode steps of the same rows (the same array) only differ in lengths.
+        self._rows: Int32s | None = None
+        self._variant = VARIANTS[0]
+        self._template = np.zeros((SAMPLE_FIELDS, 0), np.int32)
+        self.wants_logprobs = False
 
     def plan(self, batch: Batch) -> str:
         """Refresh the rows' parameters; returns which of ``VARIANTS`` serves them all."""
+        if batch.rows is not self._rows:
+            self._variant = self._plan(batch)
+        return self._variant
+
+    def _plan(self, batch: Batch) -> str:
         rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
         params = self.params
         for row in params.refresh([batch.reqs[i] for i in batch.sample_rows], rows.tolist()):
@@ -76,6 +87,11 @@ class DeviceSampler:
         held = output_lens < params.min_new_tokens[rows]
         held &= ~batch.pool.constrained[rows]  # their masks see to it
         edited = params.biased[rows] | held
+        steady = batch.mode is ForwardMode.DECODE and not edited.any()
+        self._rows = batch.rows if steady else None
+        self._template = self._template[:, :0]
+        reqs = [batch.reqs[i] for i in batch.sample_rows]
+        self.wants_logprobs = any(req.logprobs is not None for req in reqs)
         self._staged = None
         if edited.any():
             self._staged = self._stage_edits(np.flatnonzero(edited).tolist(), rows, held)
@@ -84,7 +100,7 @@ class DeviceSampler:
         # Masking writes over the logits, of which log-probabilities are reported.
         if not batch.masked:
             return "plain"
-        plain = all(batch.reqs[batch.sample_rows[j]].logprobs is None for j in batch.masked)
+        plain = all(reqs[j].logprobs is None for j in batch.masked)
         return "masked" if plain else "full"
 
     @property
@@ -99,8 +115,13 @@ class DeviceSampler:
         """
         rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
         n = len(rows)
-        prompt_lens = batch.pool.prompt_lens[rows]
         fields = host[: SAMPLE_FIELDS * num_samples].reshape(SAMPLE_FIELDS, num_samples)
+        if batch.rows is self._rows and self._template.shape == fields.shape:
+            fields[:] = self._template
+            fields[_FIELD["seq_len"], :n] = seq_lens
+            fields[_FIELD["position"], :n] = seq_lens - fields[_FIELD["prompt_len"], :n]
+            return
+        prompt_lens = batch.pool.prompt_lens[rows]
         fields[:, :n] = self._packed[:, rows]
         fields[:, n:] = 0
         fields[_FIELD["flags"], n:] = GREEDY
@@ -110,6 +131,8 @@ class DeviceSampler:
         fields[_FIELD["prompt_len"], :n] = prompt_lens
         fields[_FIELD["position"], :n] = seq_lens - prompt_lens
         fields[-1, :n] = hidden_rows
+        if batch.rows is self._rows:
+            self._template = fields.copy()
 
     def _pack(self, row: int) -> None:
         p, column = self.params, self._packed[:, row]
@@ -175,8 +198,11 @@ class DeviceSampler:
         self._edits[:1].fill_(count)
 
     def upload_masks(self, batch: Batch) -> None:
-        n = max(batch.masked) + 1
-        self._mask_bits[:n].copy_(self._pinned_bits[:n], non_blocking=True)
+        n = batch.masked[-1] + 1
+        views = self._mask_views.get(n)
+        if views is None:
+            views = self._mask_views[n] = self._mask_bits[:n], self._pinned_bits[:n]
+        views[0].copy_(views[1], non_blocking=True)
 
     def run(self, logits: torch.Tensor, rows: SampleRows, variant: str) -> None:
         """Launch the chain for [num_samples, vocab_size] logits; capturable. The variant "masked"
@@ -192,16 +218,56 @@ class DeviceSampler:
             edits = Edits(packed[:1], sample, token, value.view(torch.float32))
             mask_bits = self._mask_bits[:n]
         token_ids = self._tables.token_ids
+        out, status = self.readback.out(n)
         self._sampler.sample(
             logits,
             rows,
             token_ids,
-            self.out[0, :n],
-            self.out[1, :n],
+            out,
+            status,
             full=variant == "full",
             mask_bits=mask_bits,
             edits=edits,
         )
+
+
+class Readback:
+    """Sampled ids and status on their way back to the host, in pinned buffers used in turn: of the
+    step that is being launched, of the one before it, which may not have been read yet."""
+
+    def __init__(self, max_samples: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._out = torch.zeros(2 * max_samples, dtype=torch.int32, device=device)
+        ints = [torch.zeros_like(self._out, device="cpu") for _ in range(STAGES)]
+        self._pinned = [stage.pin_memory() for stage in ints] if self._cuda else ints
+        self._hosts = [stage.numpy() for stage in self._pinned]
+        self._events = [torch.cuda.Event() for _ in ints] if self._cuda else []  # type: ignore[no-untyped-call]
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._turn = 0
+
+    def out(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, status), each [bucket] int32 on the device: what the sampling writes."""
+        return self._out[:bucket], self._out[bucket : 2 * bucket]
+
+    def start(self, bucket: int) -> int:
+        """Copy what was sampled in this bucket; returns what ``read`` is to be given."""
+        self._turn = (self._turn + 1) % STAGES
+        key = self._turn, bucket
+        views = self._views.get(key)
+        if views is None:
+            whole = slice(2 * bucket)
+            views = self._views[key] = self._pinned[self._turn][whole], self._out[whole]
+        views[0].copy_(views[1], non_blocking=True)
+        if self._cuda:
+            self._events[self._turn].record()
+        return self._turn
+
+    def read(self, turn: int, bucket: int) -> tuple[Int32s, Int32s]:
+        """(ids, status) of a step; waits for it. They change with the next one but one."""
+        if self._cuda:
+            self._events[turn].synchronize()
+        host = self._hosts[turn]
+        return host[:bucket], host[bucket : 2 * bucket]
 
 
 class SampledStep:
@@ -210,46 +276,38 @@ class SampledStep:
     def __init__(
         self,
         batch: Batch,
-        out: torch.Tensor | None,
+        readback: Readback,
+        bucket: int,
         logprobs: dict[int, Callable[[], Entries]],
         prompt_logprobs: dict[int, Callable[[], Entries]],
         stream: torch.cuda.Stream | None,
     ) -> None:
-        """``out`` [2, num_samples]: ids and status on the device, or None without samples;
-        ``logprobs``: by sample; ``stream``: what copies run on, beside the next step."""
+        """``bucket``: of the samples; ``logprobs``: by sample; ``stream``: what their copies run
+        on, beside the next step."""
         self._batch = batch
+        self._readback, self._bucket = readback, bucket
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._stream = stream
-        self._out = out
-        self._event: torch.cuda.Event | None = None
-        if out is not None and stream is not None:
-            self._out = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
-            self._out.copy_(out, non_blocking=True)
-        elif out is not None:
-            self._out = out.clone()
-        if stream is not None:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self._turn = readback.start(bucket)
 
     def sample(self) -> None:
         raise AssertionError("nothing waits for a mask")
 
     def read(self) -> BatchResult:
-        if self._event is None or self._stream is None:
-            return self._collect()
-        self._event.synchronize()
-        if not (self._logprobs or self._prompt_logprobs):
-            return self._collect()
-        with torch.cuda.stream(self._stream):  # the main stream is busy with the next step
-            return self._collect()
-
-    def _collect(self) -> BatchResult:
-        result = BatchResult(np.zeros(0, np.int32))
-        if self._out is not None:
-            ids, status = self._out.numpy()
-            result.next_ids = ids
-            for j in np.flatnonzero(status).tolist():
+        n = len(self._batch.sample_rows)
+        ids, status = self._readback.read(self._turn, self._bucket)
+        result = BatchResult(ids[:n].copy())
+        if status[:n].any():
+            for j in np.flatnonzero(status[:n]).tolist():
                 result.errors[int(self._batch.sample_rows[j])] = _MESSAGES[int(status[j])]
+        if not (self._logprobs or self._prompt_logprobs):
+            return result
+        if self._stream is None:
+            return self._with_logprobs(result)
+        with torch.cuda.stream(self._stream):  # the main stream is busy with the next step
+            return self._with_logprobs(result)
+
+    def _with_logprobs(self, result: BatchResult) -> BatchResult:
         if self._logprobs:
             chosen = [self._logprobs.get(j) for j in range(len(result.next_ids))]
             good = [int(i) not in result.errors for i in self._batch.sample_rows]

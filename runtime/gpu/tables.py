@@ -6,15 +6,15 @@ The device buffer has three regions. What graphs read lies at addresses that onl
     rows      decode: rows, seq_lens, slots   [3, num_rows]
               extend: row_of [num_tokens], rows [num_rows], seq_lens [num_rows],
                       q_starts [num_rows + 1]
-    runs      extend only: [5, num_runs] and their ids and slots, for ``write_runs``
+    runs      extend only: [5, num_runs] and their ids and slots, for ``write_runs``, at any address
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rtlang.kernels.attention.base import DeviceRows
@@ -26,6 +26,11 @@ from rtlang.runtime.mem.rows import ReqToTokenPool
 #: The fields of ``SampleRows``, and the row of ``hidden`` that a sample is taken from.
 SAMPLE_FIELDS = len(dataclasses.fields(SampleRows)) + 1
 _FLOATS = {"temperature", "top_p", "min_p", "repetition", "frequency", "presence"}
+#: Host buffers of steps, used in turn: of one that may still be copied, of one that is prepared
+#: behind it, and of the one that is being written.
+STAGES = 3
+#: Uploads are multiples of so many ints.
+UPLOAD_INTS = 256
 #: ``dirty_from`` of a row whose mirror is complete.
 CLEAN = np.iinfo(np.int32).max
 
@@ -58,34 +63,69 @@ class DeviceTables:
         self.token_ids = torch.zeros(shape, dtype=torch.int32, device=device)
         self.slot_table = torch.zeros(shape, dtype=torch.int32, device=device)
         self.rows_at = -(-SAMPLE_FIELDS * max_rows // 64) * 64
+        # Small runs fit behind the rows: what is left of the room for the largest step's tokens.
         size = self.rows_at + max_tokens + 3 * max_rows + 1
+        size = -(-size // UPLOAD_INTS) * UPLOAD_INTS
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._behind = self._buffer[:0]  # runs that it has no room for
         self._iota = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.tokens: Tokens = tuple(  # type: ignore[assignment]
             torch.zeros(max(max_tokens, max_rows), dtype=torch.int32, device=device)
             for _ in range(3)
         )
-        self._host = np.zeros(0, np.int32)
-        self._pinned = torch.zeros(0, dtype=torch.int32)
+        self._stages = [self._pinned_ints(size) for _ in range(STAGES)]
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._turn = 0
+        self._num_ints = self._runs_at = 0
+        self._large: torch.Tensor | None = None  # of a step that is longer than the buffer
 
     # -- the host's side --------------------------------------------------------------------
 
-    def begin(self, num_ints: int) -> Int32s:
-        """Host memory for a step of so many ints; ``upload`` sends it. Pinned memory is the
-        allocator's to recycle: it knows when a copy from it has ended."""
-        self._pinned = torch.empty(
-            num_ints, dtype=torch.int32, pin_memory=self.device.type == "cuda"
-        )
-        self._host = self._pinned.numpy()
-        return self._host
+    def _pinned_ints(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, pin_memory=self.device.type == "cuda")
 
-    def upload(self) -> torch.Tensor:
-        """Returns what of the step lies behind the fixed regions, on the device."""
-        fixed = min(len(self._host), len(self._buffer))
-        self._buffer[:fixed].copy_(self._pinned[:fixed], non_blocking=True)
-        if fixed == len(self._host):
-            return self._buffer[:0]
-        return self._pinned[fixed:].to(self.device, non_blocking=True)
+    def begin(self, num_rows: int) -> Int32s:
+        """Host memory for a decode step in a bucket of so many rows; ``upload`` sends it. The step
+        that had it last was read, or ended in an error after which the device was waited for."""
+        return self._begin(self.rows_at + 3 * num_rows)
+
+    def begin_extend(self, num_tokens: int, num_rows: int, runs: Runs) -> Int32s:
+        """The same for a step with prompt tokens; the runs are in it already."""
+        at, count = self.rows_at + num_tokens + 3 * num_rows + 1, runs_len(runs)
+        if at + count > len(self._buffer):
+            at = len(self._buffer)
+        host = self._begin(at + count)
+        size = runs.table.size
+        host[at : at + size] = runs.table.reshape(-1)
+        np.concatenate(runs.data, out=host[at + size : at + count])
+        self._runs_at = at
+        return host
+
+    def _begin(self, num_ints: int) -> Int32s:
+        self._num_ints = num_ints
+        if num_ints > len(self._buffer):
+            self._large = self._pinned_ints(num_ints)  # the allocator's to recycle
+            return self._large.numpy()
+        self._large = None
+        self._turn = (self._turn + 1) % STAGES
+        return self._hosts[self._turn]
+
+    @cached_property
+    def _hosts(self) -> list[Int32s]:
+        return [stage.numpy() for stage in self._stages]
+
+    def upload(self) -> None:
+        if self._large is not None:
+            fixed = len(self._buffer)
+            self._buffer.copy_(self._large[:fixed], non_blocking=True)
+            self._behind = self._large[fixed:].to(self.device, non_blocking=True)
+            return
+        count = -(-self._num_ints // UPLOAD_INTS) * UPLOAD_INTS  # few sizes: their views are kept
+        key = self._turn, count
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = self._buffer[:count], self._stages[self._turn][:count]
+        views[0].copy_(views[1], non_blocking=True)
 
     def pack_decode(self, host: Int32s, batch: Batch, num_rows: int) -> None:
         """A decode step, padded to ``num_rows`` rows."""
@@ -169,28 +209,17 @@ class DeviceTables:
         extend_tokens(row_of, rows, seq_lens, starts, self.token_ids, self.slot_table, tokens)
         return DeviceRows(seq_lens, starts, rows, self.slot_table, decode=False), tokens
 
-    def write(self, runs: Runs, behind: torch.Tensor) -> None:
-        """``behind``: the runs on the device, as ``upload`` returned them."""
+    def write(self, runs: Runs) -> None:
+        """The runs of the step that was uploaded."""
+        behind = self._behind if self._large is not None else self._buffer[self._runs_at :]
         size = runs.table.size
         write_runs(
             behind[:size].view(5, -1), behind[size:], runs.longest, self.token_ids, self.slot_table
         )
 
-    @property
-    def fixed_len(self) -> int:
-        """Where the runs begin."""
-        return len(self._buffer)
-
     def _tokens(self, count: int) -> Tokens:
         ids, positions, slots = self.tokens
         return ids[:count], positions[:count], slots[:count]
-
-
-def put_runs(host: npt.NDArray[np.int32], runs: Runs) -> None:
-    """Into host memory of ``runs_len`` ints."""
-    size = runs.table.size
-    host[:size] = runs.table.reshape(-1)
-    np.concatenate(runs.data, out=host[size:])
 
 
 def runs_len(runs: Runs) -> int:

@@ -262,6 +262,24 @@ def test_a_forced_run_costs_one_step_more_when_overlapped(make_engine: MakeEngin
     assert plain < overlapped <= plain + num_runs + 1  # and one for the end, which nobody foresaw
 
 
+def test_a_run_that_others_had_before_costs_no_step_more(make_engine: MakeEngine) -> None:
+    """The step before it is waited for, if nobody else would be in the one behind."""
+    params = {**FORCED, "jump_forward": "canonical", "temperature": 0.0, "max_new_tokens": 99}
+    model, plain = noisy(), noisy()
+    make_engine(plain, enable_overlap=False).generate("p", params)
+    engine = make_engine(model, enable_overlap=True)
+    texts, counts = [], []
+    for _ in range(5):
+        before = len(model.steps)
+        texts.append(engine.generate("p", params).text)
+        counts.append(len(model.steps) - before)
+    assert len(set(texts)) == 1
+    assert counts[0] > counts[-1] == len(plain.steps) + 1  # one for the end
+    # Beside a request that is in no such place, nothing waits.
+    free, bound = engine.generate(["q", "p"], [{**FREE, "max_new_tokens": 60}, params])
+    assert bound.text == texts[0] and len(free.token_ids) == 60
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad", [-np.inf, np.nan])
 def test_what_would_be_sampled_where_text_is_forced_does_not_matter(
