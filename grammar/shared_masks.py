@@ -79,7 +79,6 @@ class SharedCompiled:
         self._compiled, self._program, self._vocab = compiled, program, vocab
         self._table = table
         self._known: _Known | None = None
-        self._is_used = False
 
     def matcher(self) -> Matcher:
         inner = self._compiled.matcher()
@@ -244,7 +243,9 @@ def _make(natives: list[tuple[SharedNative, int]], bitmask: Bitmask) -> None:
         inner[0].fill_many(inner, bitmask, [row for _, row in todo])
     for native, row in todo:
         state, known = native.state, native.known
-        if state is not LOST:
-            known.num_made += 1
-            if state.mask < 0:
-                state.mask = known.table.add(bitmask[row])
+        if state is LOST:
+            known.num_asked -= 1  # it tells nothing of the others
+            continue
+        known.num_made += 1
+        if state.mask < 0:
+            state.mask = known.table.add(bitmask[row])

@@ -23,9 +23,9 @@ from rtlang.grammar.vocab import Vocab, decoded
 #: Of a grammar whose states are followed.
 MAX_NODES = 50_000
 #: Of one state, and of the search for what follows a character: beyond them a text is lost.
-MAX_PLACES, MAX_WORK = 64, 2000
-#: Of all states together, about 20 MiB: beyond them nothing new is found.
-MAX_STATES, MAX_MOVES, MAX_FRAMES = 8192, 65_536, 65_536
+MAX_PLACES, MAX_WORK = 512, 4000
+#: Of all states together, about 30 MiB: beyond them nothing new is found.
+MAX_STATES, MAX_MOVES, MAX_FRAMES, MAX_ALL_PLACES = 8192, 65_536, 65_536, 131_072
 
 TEXT, CHARS, SEQ, ALT, REPEAT, REF, END = range(7)
 #: Its kind, and what the expression of that kind has; other nodes by their number.
@@ -134,7 +134,7 @@ class States:
         self._frames: list[tuple[int, int, int]] = [_WHOLE]  # node, parts or rounds over, next
         self._frame_numbers: dict[tuple[int, int, int], int] = {}
         self._states: dict[tuple[frozenset[Place], bytes], State] = {}
-        self._num_moves = 0
+        self._num_moves = self._num_places = 0
         self.full = False  # nothing new is found any more
         self._lock = threading.Lock()
         self._root = program.rules[program.root]
@@ -169,6 +169,7 @@ class States:
             len(self._states) >= MAX_STATES
             or self._num_moves >= MAX_MOVES
             or len(self._frames) >= MAX_FRAMES
+            or self._num_places >= MAX_ALL_PLACES
         )
 
     def _step(self, state: State, char: str) -> State:
@@ -209,6 +210,7 @@ class States:
 
     def _new(self, key: tuple[frozenset[Place], bytes], base: State | None) -> State:
         self._states[key] = state = State(key[0], base, key[1])
+        self._num_places += len(key[0])
         if base is None:
             for place in key[0] - {_WHOLE}:
                 kind, what = self._nodes[place[0]]

@@ -62,7 +62,7 @@ GRAMMARS |= {
     for at, (name, schema) in enumerate(SCHEMAS.items())
 }
 LEFT = Grammar({"root": Alt((Seq((Ref("root"), Text("ab"))), Text("a")))})
-WIDE = Grammar({"root": Seq((Text("foo"), Alt(tuple(Text(f"bar{i}") for i in range(70)))))})
+WIDE = Grammar({"root": Seq((Text("foo"), Alt(tuple(Text(f"bar{i}") for i in range(600)))))})
 LONG = Grammar({"root": Repeat(Chars(((97, 122),)), 0, 500)})
 
 
@@ -203,7 +203,7 @@ def test_the_second_sequence_is_followed() -> None:
     first, known = both.twins(), both.known
     wander(first, cut('"foo日"', random.Random(1)), random.Random(1), 20)
     assert native_of(first.matcher).state is LOST and first.lag == 0
-    assert known.num_asked > 5 and known.num_made == len(known.table) == 0
+    assert known.num_asked == known.num_made == len(known.table) == 0  # it tells nothing of others
     assert native_of(both.twins().matcher).state is known.states.start is not LOST
 
 
@@ -293,8 +293,10 @@ def test_filling_many_equals_the_engine(number: int, is_mixed: bool) -> None:
 
 @pytest.mark.parametrize("name", ["json", "nested", "recursion"])
 @pytest.mark.parametrize(
-    ("limit", "most"), [("MAX_STATES", 8), ("MAX_MOVES", 12), ("MAX_FRAMES", 4), ("MAX_MASKS", 2)]
-)
+    ("limit", "most"),
+    [("MAX_STATES", 8), ("MAX_MOVES", 12), ("MAX_FRAMES", 4), ("MAX_ALL_PLACES", 9),
+     ("MAX_MASKS", 2)],
+)  # fmt: skip
 def test_later_sequences_start_afresh_beyond_a_limit(
     limit: str, most: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
