@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -12,7 +11,7 @@ from rtlang.errors import GrammarError, GrammarTimeout, GrammarTooLarge, Unsuppo
 from rtlang.grammar.canary import Canary
 from rtlang.grammar.llg_backend import LlgBackend
 from rtlang.grammar.matcher import Compiled
-from rtlang.grammar.shared_masks import MaskTable, SharedCompiled
+from rtlang.grammar.shared_masks import SharedCompiled, Sharing
 from rtlang.grammar.spec import GrammarSpec
 from rtlang.grammar.translator import Translators, is_quick
 from rtlang.grammar.vocab import Vocab
@@ -43,8 +42,7 @@ class Compiler:
         self._xgr = XgrBackend(vocab)
         self._canary = Canary(vocab)
         self._translators = Translators()
-        self._masks = MaskTable(vocab.num_words)
-        self._lock = threading.Lock()
+        self._sharing = Sharing(vocab)
         self._use_llguidance = use_llguidance
 
     def __call__(self, spec: GrammarSpec, watch: Watch) -> Compiled:
@@ -66,7 +64,7 @@ class Compiler:
             compiled = self._xgr.compile_ebnf(ebnf)
         if program is None:
             return compiled
-        return SharedCompiled(compiled, program, self._vocab, self._mask_table)
+        return SharedCompiled(compiled, program, self._vocab, self._sharing)
 
     def _translated(self, spec: GrammarSpec, watch: Watch) -> Written:
         if is_quick(spec):
@@ -76,12 +74,6 @@ class Compiler:
             answer = translator.ask(spec, self._budget_s)
         assert isinstance(answer, Written)
         return answer
-
-    def _mask_table(self) -> MaskTable:
-        with self._lock:
-            if self._masks.full:  # those that run keep the old one
-                self._masks = MaskTable(self._vocab.num_words)
-            return self._masks
 
     def _by_llguidance(self, spec: GrammarSpec, refusal: GrammarError) -> Compiled:
         try:

@@ -150,8 +150,11 @@ class _LlgNative:
     def fork(self) -> _LlgNative:
         return _LlgNative(self._sequence.deep_copy(), self._vocab)
 
-    def expects_forced(self) -> bool:
-        return False  # nothing is remembered of other sequences
+    def note_jump(self, jumped: bool) -> None:
+        """Nothing is remembered for other sequences."""
+
+    def expects_jump(self) -> bool:
+        return False
 
     def forced_text(self) -> str:
         forced: bytes = self._sequence.compute_ff_bytes()

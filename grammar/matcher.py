@@ -44,8 +44,12 @@ class Native(Protocol):
         """Whole characters that every continuation starts with."""
         ...
 
-    def expects_forced(self) -> bool:
-        """Whether most sequences that were here had forced text behind their next token."""
+    def note_jump(self, jumped: bool) -> None:
+        """Whether tokens were appended behind the last one because they were forced."""
+        ...
+
+    def expects_jump(self) -> bool:
+        """Whether they mostly were, in sequences that were here, behind their next token."""
         ...
 
 
@@ -162,12 +166,7 @@ class Matcher:
 
     def jump_text(self) -> str:
         """The characters that must follow, "" if there is a choice. Changes nothing."""
-        text = self.native.forced_text()
-        return "" if self.can_end() else text
-
-    def expects_jump(self) -> bool:
-        """Whether ``jump_text`` will probably say something after one more token."""
-        return not self.finished and self.native.expects_forced()
+        return "" if self.can_end() else self.native.forced_text()
 
     def checked(self, bitmask: Bitmask) -> Bitmask:
         """The bitmask itself, which has to fit."""

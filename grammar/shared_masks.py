@@ -15,13 +15,14 @@ import hashlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rtlang.grammar.matcher import BATCH_FROM, Compiled, Matcher, Native
-from rtlang.grammar.states import LOST, Program, State, States
+from rtlang.grammar.states import LOST, Program, Room, State, States
 from rtlang.grammar.vocab import Bitmask, Vocab
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_MASKS, MAX_BYTES = 4096, 64 << 20
 #: After so many masks asked for, at least one in so many must have been known.
 WORTH_AFTER, WORTH_SHARE = 2000, 2
+#: Tokens that the engine may lag behind.
+MAX_LAG = 1024
 _NODE_BYTES = 100  # of a ``Program``, about
 
 
@@ -68,43 +71,75 @@ class MaskTable:
         return row
 
 
+class _Shelf:
+    """What constraints share until there is no room for more; sequences that run keep theirs."""
+
+    def __init__(self, num_words: int) -> None:
+        self.table, self.room = MaskTable(num_words), Room()
+        self.known: WeakKeyDictionary[SharedCompiled, _Known] = WeakKeyDictionary()
+
+
+class Sharing:
+    """Of one vocabulary's constraints. Thread-safe."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._shelf = _Shelf(vocab.num_words)
+        self._lock = threading.Lock()
+
+    def known(self, compiled: SharedCompiled, program: Program) -> _Known:
+        with self._lock:
+            if self._shelf.table.full or self._shelf.room.full:
+                self._shelf = _Shelf(self._vocab.num_words)
+            shelf = self._shelf
+            known = shelf.known.get(compiled)
+            if known is None:
+                states = States(program, self._vocab, shelf.room)
+                known = shelf.known[compiled] = _Known(states, shelf.table)
+            return known
+
+
 class SharedCompiled:
     """Implements ``Compiled``: another one, whose sequences share masks from the second on."""
 
     def __init__(
-        self, compiled: Compiled, program: Program, vocab: Vocab, table: Callable[[], MaskTable]
+        self, compiled: Compiled, program: Program, vocab: Vocab, sharing: Sharing
     ) -> None:
-        """``table``: one that has room."""
         self.size_bytes = compiled.size_bytes + _NODE_BYTES * len(program.nodes)
         self._compiled, self._program, self._vocab = compiled, program, vocab
-        self._table = table
-        self._known: _Known | None = None
+        self._sharing = sharing
+        self._is_used = False
 
     def matcher(self) -> Matcher:
         inner = self._compiled.matcher()
-        known, is_first = self._known, self._known is None
-        if known is None or (known.full and not known.useless):
-            known = self._known = _Known(States(self._program, self._vocab), self._table())
+        known = self._sharing.known(self, self._program)
         if known.useless:
+            known.states = None
+        if known.states is None:
             return inner
-        start = LOST if is_first else known.states.start
+        start = known.states.start if self._is_used else LOST
+        self._is_used = True
         return Matcher(SharedNative(inner.native, known, [start]), self._vocab)
 
 
 class _Known:
-    """What the sequences of one constraint know together."""
+    """What the sequences of one constraint know together. ``states``: None if it was useless."""
 
     def __init__(self, states: States, table: MaskTable) -> None:
-        self.states, self.table = states, table
+        self.states: States | None = states
+        self.table = table
         self.num_asked = self.num_made = 0  # masks
-
-    @property
-    def full(self) -> bool:
-        return self.states.full or self.table.full
 
     @property
     def useless(self) -> bool:
         return self.num_asked > WORTH_AFTER and WORTH_SHARE * self.num_made > self.num_asked
+
+    def after(self, state: State, token_id: int) -> State:
+        """``States.after``, while it is of use."""
+        states = self.states
+        if states is None or state is LOST or self.useless:
+            return LOST
+        return states.after(state, token_id)
 
 
 class SharedNative:
@@ -125,7 +160,7 @@ class SharedNative:
         self.state = state
         self._way.append(state)
         self._due.append(token_id)
-        return True
+        return len(self._due) < MAX_LAG or self._caught_up()
 
     def _accept_new(self, token_id: int) -> bool:
         """A token that no sequence has gone on with from here."""
@@ -137,20 +172,20 @@ class SharedNative:
             self._due.append(token_id)
         elif not (self._caught_up() and self.inner.accept(token_id)):
             return False
-        if state is not LOST:
-            self.state = LOST if known.useless else known.states.after(state, token_id)
+        self.state = known.after(state, token_id)
         self._way.append(self.state)
         return True
 
     def _caught_up(self) -> bool:
         """Hand the inner one what it has not seen. False: it does not take it."""
         due = self._due
-        while due:
-            if not self.inner.accept(due[0]):
-                logger.error("token %d: a constraint's states and its engine disagree", due[0])
-                return False
-            del due[0]
-        return True
+        taken = 0
+        while taken < len(due) and self.inner.accept(due[taken]):
+            taken += 1
+        del due[:taken]
+        if due:
+            logger.error("token %d: a constraint's states and its engine disagree", due[0])
+        return not due
 
     def can_end(self) -> bool:
         if self.state is not LOST:
@@ -208,12 +243,14 @@ class SharedNative:
             forced = self.inner.forced_text()
             if state is not LOST:
                 state.forced = forced
-        if len(self._way) > 1 and (before := self._way[-2]) is not LOST:
-            before.note_forced(bool(forced))
         return forced
 
-    def expects_forced(self) -> bool:
-        return self.state.forces > 0
+    def note_jump(self, jumped: bool) -> None:
+        if len(self._way) > 1 and (before := self._way[-2]) is not LOST:
+            before.note_jump(jumped)
+
+    def expects_jump(self) -> bool:
+        return self.state.jumps > 0
 
 
 def _copy(masks: Bitmask, at: list[int], bitmask: Bitmask, rows: list[int]) -> None:
@@ -225,27 +262,34 @@ def _copy(masks: Bitmask, at: list[int], bitmask: Bitmask, rows: list[int]) -> N
 
 
 def _make(natives: list[tuple[SharedNative, int]], bitmask: Bitmask) -> None:
-    """Masks that are not known, or in another table."""
-    todo: list[tuple[SharedNative, int]] = []
+    """Masks that are not known, or in another table: for one sequence of each state."""
+    todo: dict[object, tuple[SharedNative, int]] = {}
+    alike: list[tuple[int, int]] = []  # a row, and the one that it is copied from
     for native, row in natives:
-        at = native.state.mask
-        if at >= 0:
-            bitmask[row] = native.known.table.masks[at]
+        state = native.state
+        if state.mask >= 0:
+            bitmask[row] = native.known.table.masks[state.mask]
+            continue
+        if state is LOST:
+            native.known.num_asked -= 1  # it tells nothing of the others
+        key = native if state is LOST else state
+        if key in todo:
+            alike.append((row, todo[key][1]))
         elif native._caught_up():
-            todo.append((native, row))
+            todo[key] = native, row
         else:
             bitmask[row] = 0  # a dead end, for this sequence alone
-    inner = [native.inner for native, _ in todo]
-    if len(todo) < BATCH_FROM:
-        for native, row in todo:
+    made = list(todo.values())
+    if len(made) < BATCH_FROM:
+        for native, row in made:
             native.inner.fill(bitmask, row)
     else:
-        inner[0].fill_many(inner, bitmask, [row for _, row in todo])
-    for native, row in todo:
+        inner = [native.inner for native, _ in made]
+        inner[0].fill_many(inner, bitmask, [row for _, row in made])
+    for native, row in made:
         state, known = native.state, native.known
-        if state is LOST:
-            known.num_asked -= 1  # it tells nothing of the others
-            continue
-        known.num_made += 1
-        if state.mask < 0:
+        if state is not LOST:
+            known.num_made += 1
             state.mask = known.table.add(bitmask[row])
+    for row, source in alike:
+        bitmask[row] = bitmask[source]

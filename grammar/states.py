@@ -24,8 +24,8 @@ from rtlang.grammar.vocab import Vocab, decoded
 MAX_NODES = 50_000
 #: Of one state, and of the search for what follows a character: beyond them a text is lost.
 MAX_PLACES, MAX_WORK = 512, 4000
-#: Of all states together, about 30 MiB: beyond them nothing new is found.
-MAX_STATES, MAX_MOVES, MAX_FRAMES, MAX_ALL_PLACES = 8192, 65_536, 65_536, 131_072
+#: Of all states that share a ``Room``, about 100 MiB together: beyond them nothing new is found.
+MAX_STATES, MAX_MOVES, MAX_FRAMES, MAX_ALL_PLACES = 16_384, 131_072, 131_072, 262_144
 
 TEXT, CHARS, SEQ, ALT, REPEAT, REF, END = range(7)
 #: Its kind, and what the expression of that kind has; other nodes by their number.
@@ -93,11 +93,11 @@ class State:
     classes   those before a class of characters, by the class
     mask      which row of a ``MaskTable`` says what may follow; -1: not known yet
     forced    the text that every continuation starts with; None: not known yet
-    forces    above 0 if lately there mostly was such a text behind the next token
+    jumps     above 0 if lately tokens mostly were forced behind the next one
     """
 
     __slots__ = (
-        "base", "begun", "can_end", "chars", "classes", "forced", "forces", "literals", "mask",
+        "base", "begun", "can_end", "chars", "classes", "forced", "jumps", "literals", "mask",
         "moves", "places", "tokens",
     )  # fmt: skip
 
@@ -110,14 +110,30 @@ class State:
         self.classes: dict[Ranges, list[Place]] = {}
         self.mask = -1
         self.forced: str | None = None
-        self.forces = 0
+        self.jumps = 0
         self.tokens: dict[int, State] = {}  # the state after a token that may follow
         self.chars: dict[str, State] = {}
         self.moves: dict[tuple[Place, ...], State] = {}  # by the places where a character fits
 
-    def note_forced(self, forced: bool) -> None:
-        """Whether a sequence found forced text behind the token that followed here."""
-        self.forces = min(self.forces + 1, 2) if forced else max(self.forces - 1, -2)
+    def note_jump(self, jumped: bool) -> None:
+        """Of a sequence that went on from here."""
+        self.jumps = min(self.jumps + 1, 2) if jumped else max(self.jumps - 1, -2)
+
+
+class Room:
+    """What the states of several grammars take together. Threads may miscount it a little."""
+
+    def __init__(self) -> None:
+        self.num_states = self.num_moves = self.num_frames = self.num_places = 0
+
+    @property
+    def full(self) -> bool:
+        return (
+            self.num_states >= MAX_STATES
+            or self.num_moves >= MAX_MOVES
+            or self.num_frames >= MAX_FRAMES
+            or self.num_places >= MAX_ALL_PLACES
+        )
 
 
 #: Where a text is that is not followed any more. It knows of no token.
@@ -127,15 +143,14 @@ LOST = State(frozenset())
 class States:
     """Of one grammar and vocabulary. Thread-safe."""
 
-    def __init__(self, program: Program, vocab: Vocab) -> None:
+    def __init__(self, program: Program, vocab: Vocab, room: Room) -> None:
         self._nodes = program.nodes
         self._rules = program.rules
         self._vocab = vocab
         self._frames: list[tuple[int, int, int]] = [_WHOLE]  # node, parts or rounds over, next
         self._frame_numbers: dict[tuple[int, int, int], int] = {}
         self._states: dict[tuple[frozenset[Place], bytes], State] = {}
-        self._num_moves = self._num_places = 0
-        self.full = False  # nothing new is found any more
+        self._room = room
         self._lock = threading.Lock()
         self._root = program.rules[program.root]
 
@@ -147,7 +162,7 @@ class States:
     def after(self, state: State, token_id: int) -> State:
         """The state behind a token that may follow; ``LOST`` if it cannot be told."""
         with self._lock:
-            return LOST if self.full else self._found(state, token_id)
+            return LOST if self._room.full else self._found(state, token_id)
 
     def _found(self, state: State, token_id: int) -> State:
         text, begun = self._vocab.texts[token_id]
@@ -159,18 +174,9 @@ class States:
         if begun and found is not LOST:
             key = found.places, begun
             found = self._states.get(key) or self._new(key, found)
-        self._moved()
+        self._room.num_moves += 1
         state.tokens[token_id] = found
         return found
-
-    def _moved(self) -> None:
-        self._num_moves += 1
-        self.full = (
-            len(self._states) >= MAX_STATES
-            or self._num_moves >= MAX_MOVES
-            or len(self._frames) >= MAX_FRAMES
-            or self._num_places >= MAX_ALL_PLACES
-        )
 
     def _step(self, state: State, char: str) -> State:
         if state is LOST:
@@ -185,7 +191,7 @@ class States:
         found = state.moves.get(key)
         if found is None:
             found = state.moves[key] = self._state(self._behind(key))
-        self._moved()
+        self._room.num_moves += 1
         state.chars[char] = found
         return found
 
@@ -210,7 +216,8 @@ class States:
 
     def _new(self, key: tuple[frozenset[Place], bytes], base: State | None) -> State:
         self._states[key] = state = State(key[0], base, key[1])
-        self._num_places += len(key[0])
+        self._room.num_states += 1
+        self._room.num_places += len(key[0])
         if base is None:
             for place in key[0] - {_WHOLE}:
                 kind, what = self._nodes[place[0]]
@@ -285,4 +292,5 @@ class States:
         number = self._frame_numbers.setdefault(key, len(self._frames))
         if number == len(self._frames):
             self._frames.append(key)
+            self._room.num_frames += 1
         return number

@@ -139,8 +139,11 @@ class _XgrNative:
     def fork(self) -> _XgrNative:
         return _XgrNative(self.sequence.fork(), self._vocab, self._filler)
 
-    def expects_forced(self) -> bool:
-        return False  # nothing is remembered of other sequences
+    def note_jump(self, jumped: bool) -> None:
+        """Nothing is remembered for other sequences."""
+
+    def expects_jump(self) -> bool:
+        return False
 
     def forced_text(self) -> str:
         return self.sequence.find_jump_forward_string()

@@ -459,8 +459,10 @@ class Scheduler:
         """What can only follow is computed like a prompt, and sampled is what comes after it. A
         step in flight, which computes the token before it, may only sample its first token."""
         assert req.num_inflight <= 1 and not req.knows_sample, req
-        start = len(req.ids)
-        for token in self._jump(req):
+        assert req.matcher is not None
+        start, forced = len(req.ids), self._jump(req)
+        req.matcher.native.note_jump(bool(forced))
+        for token in forced:
             if req.state is ReqState.FINISHED:
                 return
             req.usage.forced_tokens += 1
@@ -594,5 +596,5 @@ def _all_may_jump(reqs: list[Req]) -> bool:
     """Of all of them the step in flight probably decides more than one token. A step behind it
     would compute that one alone; the wait for it is shorter than such a step."""
     return bool(reqs) and all(
-        req.jumps and req.matcher is not None and req.matcher.expects_jump() for req in reqs
+        req.jumps and req.matcher is not None and req.matcher.native.expects_jump() for req in reqs
     )

@@ -179,7 +179,8 @@ class Worker:
                 timeout = int(max(0.0, deadline - time.monotonic()) * 1000) + 1
             if not self._poller.poll(timeout):
                 return
-        if self.scheduler.compiling:
+            self._take_compiled()  # of ended requests, too: it would wake the loop again else
+        elif self.scheduler.compiling:
             self._take_compiled()
         # Asking first costs less than the exception of an empty queue.
         while not self._stopping and int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

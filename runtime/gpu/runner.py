@@ -39,6 +39,7 @@ from rtlang.runtime.models.source import ModelFiles
 from rtlang.runtime.sampling.logprobs import LOGPROB_ROWS, index_tensor, start_logprobs
 
 Reader = Callable[[], list[TokenLogprobs]]
+Finish = Callable[[torch.Tensor], Step]
 
 
 class GpuRunner:
@@ -234,26 +235,28 @@ class GpuRunner:
                 hidden_rows = np.arange(num_samples, dtype=np.int32)
         if num_samples:
             self._sampler.pack(host, batch, sample_bucket, hidden_rows)
-        return functools.partial(self._launch, batch, forward, sample_bucket, variant)
+        logprobs = bool(num_samples) and self._sampler.wants_logprobs
+        finish = functools.partial(self._finish, batch, sample_bucket, variant, logprobs)
+        return functools.partial(self._or_wait, self._launch, batch, forward, finish)
 
     @torch.inference_mode()
-    def _launch(
-        self, batch: Batch, forward: Callable[[], torch.Tensor], bucket: int, variant: str
-    ) -> Step:
-        """``forward`` returns hidden states; ``bucket``: of the samples."""
-        try:
-            if bucket:
-                self._sampler.upload_edits()
-            finish = functools.partial(self._finish, batch, forward(), bucket, variant)
-            return MaskedStep(finish) if batch.masked else finish()
-        except Exception:
-            self._wait()
-            raise
+    def _launch(self, batch: Batch, forward: Callable[[], torch.Tensor], finish: Finish) -> Step:
+        """``forward`` returns the hidden states that ``finish`` is given."""
+        if len(batch.sample_rows):
+            self._sampler.upload_edits()
+        hidden = forward()
+        if batch.masked:
+            return MaskedStep(functools.partial(self._or_wait, finish, hidden))
+        return finish(hidden)
 
-    def _wait(self) -> None:
-        """After an error: nothing is copied any more from memory that the next steps write."""
-        if self._cuda:
-            torch.cuda.current_stream(self._device).synchronize()
+    def _or_wait(self, call: Callable[..., Step], *args: Any) -> Step:
+        """After an error nothing is copied any more from memory that the next steps write."""
+        try:
+            return call(*args)
+        except Exception:
+            if self._cuda:
+                torch.cuda.current_stream(self._device).synchronize()
+            raise
 
     def _launch_decode(self, batch: Batch, bucket: int) -> torch.Tensor:
         self.tables.upload()
@@ -271,7 +274,9 @@ class GpuRunner:
         return self._hidden
 
     @torch.inference_mode()
-    def _finish(self, batch: Batch, hidden: torch.Tensor, bucket: int, variant: str) -> SampledStep:
+    def _finish(
+        self, batch: Batch, bucket: int, variant: str, wants_logprobs: bool, hidden: torch.Tensor
+    ) -> Step:
         if batch.masked:
             self._sampler.upload_masks(batch)
         prompt_logprobs = self._prompt_logprobs(batch, hidden)
@@ -283,11 +288,11 @@ class GpuRunner:
             else:
                 key = _sample_key(bucket, variant)
                 self.graphs.run(key, lambda: self._sample(bucket, variant))
-            if self._sampler.wants_logprobs:
+            if wants_logprobs:
                 ids, _ = self._sampler.readback.out(bucket)
                 logprobs = self._output_logprobs(batch, ids)
-        readback, stream = self._sampler.readback, self._read_stream
-        return SampledStep(batch, readback, bucket, logprobs, prompt_logprobs, stream)
+        found = logprobs, prompt_logprobs
+        return SampledStep(batch, self._sampler, bucket, *found, self._read_stream)
 
     # What follows only launches; all but the attention's plan is the same for any step of a size.
 

@@ -70,15 +70,19 @@ class DeviceSampler:
         self._rows: Int32s | None = None
         self._variant = VARIANTS[0]
         self._template = np.zeros((SAMPLE_FIELDS, 0), np.int32)
-        self.wants_logprobs = False
+        self.wants_logprobs = False  # someone in the planned batch, of sampled tokens
 
     def plan(self, batch: Batch) -> str:
         """Refresh the rows' parameters; returns which of ``VARIANTS`` serves them all."""
         if batch.rows is not self._rows:
-            self._variant = self._plan(batch)
+            self._rows = None
+            self._variant, is_steady = self._plan(batch)
+            if is_steady:
+                self._rows = batch.rows
         return self._variant
 
-    def _plan(self, batch: Batch) -> str:
+    def _plan(self, batch: Batch) -> tuple[str, bool]:
+        """The variant, and whether it is also that of the next decode steps of the same rows."""
         rows, seq_lens = batch.rows[batch.sample_rows], batch.seq_lens[batch.sample_rows]
         params = self.params
         for row in params.refresh([batch.reqs[i] for i in batch.sample_rows], rows.tolist()):
@@ -88,7 +92,6 @@ class DeviceSampler:
         held &= ~batch.pool.constrained[rows]  # their masks see to it
         edited = params.biased[rows] | held
         steady = batch.mode is ForwardMode.DECODE and not edited.any()
-        self._rows = batch.rows if steady else None
         self._template = self._template[:, :0]
         reqs = [batch.reqs[i] for i in batch.sample_rows]
         self.wants_logprobs = any(req.logprobs is not None for req in reqs)
@@ -96,12 +99,12 @@ class DeviceSampler:
         if edited.any():
             self._staged = self._stage_edits(np.flatnonzero(edited).tolist(), rows, held)
         if (params.filtered[rows] | params.penalised[rows] | edited).any():
-            return "full"
+            return "full", steady
         # Masking writes over the logits, of which log-probabilities are reported.
         if not batch.masked:
-            return "plain"
+            return "plain", steady
         plain = all(reqs[j].logprobs is None for j in batch.masked)
-        return "masked" if plain else "full"
+        return "masked" if plain else "full", steady
 
     @property
     def oversized(self) -> bool:
@@ -276,7 +279,7 @@ class SampledStep:
     def __init__(
         self,
         batch: Batch,
-        readback: Readback,
+        sampler: DeviceSampler,
         bucket: int,
         logprobs: dict[int, Callable[[], Entries]],
         prompt_logprobs: dict[int, Callable[[], Entries]],
@@ -285,21 +288,24 @@ class SampledStep:
         """``bucket``: of the samples; ``logprobs``: by sample; ``stream``: what their copies run
         on, beside the next step."""
         self._batch = batch
-        self._readback, self._bucket = readback, bucket
+        self._sampler, self._bucket = sampler, bucket
         self._logprobs, self._prompt_logprobs = logprobs, prompt_logprobs
         self._stream = stream
-        self._turn = readback.start(bucket)
+        self._turn = sampler.readback.start(bucket)
 
     def sample(self) -> None:
         raise AssertionError("nothing waits for a mask")
 
     def read(self) -> BatchResult:
         n = len(self._batch.sample_rows)
-        ids, status = self._readback.read(self._turn, self._bucket)
+        ids, status = self._sampler.readback.read(self._turn, self._bucket)
         result = BatchResult(ids[:n].copy())
         if status[:n].any():
             for j in np.flatnonzero(status[:n]).tolist():
-                result.errors[int(self._batch.sample_rows[j])] = _MESSAGES[int(status[j])]
+                # The mask is still there: the next one is written when this has been read.
+                emptied = j in self._batch.masked and not self._sampler.bitmask[j].any()
+                found = DEAD_END if emptied else int(status[j])
+                result.errors[int(self._batch.sample_rows[j])] = _MESSAGES[found]
         if not (self._logprobs or self._prompt_logprobs):
             return result
         if self._stream is None:

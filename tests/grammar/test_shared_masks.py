@@ -19,9 +19,9 @@ from rtlang.grammar.checks import prepared
 from rtlang.grammar.compiler import Compiler
 from rtlang.grammar.ir import Alt, Chars, Grammar, Ref, Repeat, Seq, Text
 from rtlang.grammar.matcher import BATCH_FROM, Matcher, fill_batch
-from rtlang.grammar.shared_masks import MaskTable, SharedCompiled, SharedNative, _Known
+from rtlang.grammar.shared_masks import SharedCompiled, SharedNative, Sharing, _Known
 from rtlang.grammar.spec import GrammarSpec
-from rtlang.grammar.states import LOST, flattened
+from rtlang.grammar.states import LOST, States, flattened
 from rtlang.grammar.translate import translate
 from rtlang.grammar.vocab import Vocab
 from rtlang.grammar.xgr_backend import XgrBackend
@@ -154,17 +154,21 @@ def wander(first: Twins, ids: list[int], rng: random.Random, steps: int) -> list
 class Both:
     """A grammar compiled both ways."""
 
-    def __init__(self, grammar: Grammar, table: MaskTable | None = None) -> None:
+    def __init__(self, grammar: Grammar, sharing: Sharing | None = None) -> None:
         program, self.raw = flattened(prepared(grammar)), ENGINE.compile(grammar)
         assert program is not None
-        masks = MaskTable(VOCAB.num_words) if table is None else table
-        self.compiled = SharedCompiled(self.raw, program, VOCAB, lambda: masks)
+        self.sharing = sharing or Sharing(VOCAB)
+        self.compiled = SharedCompiled(self.raw, program, VOCAB, self.sharing)
         self._texts = Texts(prepared(grammar), random.Random(1))
 
     @property
     def known(self) -> _Known:
-        assert self.compiled._known is not None
-        return self.compiled._known
+        return self.sharing._shelf.known[self.compiled]
+
+    @property
+    def states(self) -> States:
+        assert self.known.states is not None
+        return self.known.states
 
     def twins(self) -> Twins:
         return Twins(self.compiled.matcher(), self.raw.matcher())
@@ -204,17 +208,20 @@ def test_the_second_sequence_is_followed() -> None:
     wander(first, cut('"foo日"', random.Random(1)), random.Random(1), 20)
     assert native_of(first.matcher).state is LOST and first.lag == 0
     assert known.num_asked == known.num_made == len(known.table) == 0  # it tells nothing of others
-    assert native_of(both.twins().matcher).state is known.states.start is not LOST
+    assert native_of(both.twins().matcher).state is both.states.start is not LOST
 
 
 def test_forced_text_is_expected_where_others_had_it() -> None:
     both = Both(GRAMMARS["choice"])
     first, second, third = (both.twins().matcher for _ in range(3))
     assert second.accept(ord("f")) and second.jump_text() == "oo"
-    assert [each.expects_jump() for each in (first, second, third)] == [False, False, True]
+    second.native.note_jump(True)
+    expected = [each.native.expects_jump() for each in (first, second, third)]
+    assert expected == [False, False, True]
     assert third.accept(VOCAB.token_bytes.index(b"foo")) and third.jump_text() == ""
+    third.native.note_jump(False)
     third.rollback(1)
-    assert not third.expects_jump()
+    assert not third.native.expects_jump()
 
 
 class Spy:
@@ -232,6 +239,7 @@ class Spy:
 
 
 def spied(spy: Any, known: _Known) -> Matcher:
+    assert known.states is not None
     return Matcher(SharedNative(spy, known, [known.states.start]), VOCAB)
 
 
@@ -261,8 +269,8 @@ def test_the_engine_is_not_asked_for_what_is_known() -> None:
 @pytest.mark.parametrize("number", [1, BATCH_FROM, 12, 40])
 def test_filling_many_equals_the_engine(number: int, is_mixed: bool) -> None:
     """Of several constraints and two tables; mixed: some at their end, some of the engine's."""
-    rng, table, every = random.Random(number), MaskTable(VOCAB.num_words), list[Twins]()
-    kinds = [Both(GRAMMARS[name], table) for name in ("any", "json", "items", "nested")]
+    rng, sharing, every = random.Random(number), Sharing(VOCAB), list[Twins]()
+    kinds = [Both(GRAMMARS[name], sharing) for name in ("any", "json", "items", "nested")]
     kinds += [Both(grammar) for grammar in (GRAMMARS["string"], LEFT, WIDE)]
     assert all(kind.compiled.matcher() for kind in kinds)  # the first ones are not followed
     while len(every) < number:
@@ -304,10 +312,12 @@ def test_later_sequences_start_afresh_beyond_a_limit(
     monkeypatch.setattr(shared_masks if is_table else states_module, limit, most)
     both = Both(GRAMMARS[name])
     both.twins()
-    first, every = both.known, both.walks()
-    assert first.full and native_of(every[0].matcher).known is first is not both.known
+    first, shelf, every = both.known, both.sharing._shelf, both.walks()
+    assert (shelf.table if is_table else shelf.room).full
+    both.twins()
+    assert native_of(every[0].matcher).known is first is not both.known
     assert any(native_of(twins.matcher).state is LOST for twins in every) is not is_table
-    assert native_of(both.twins().matcher).state is both.known.states.start is not LOST
+    assert native_of(both.twins().matcher).state is both.states.start is not LOST
 
 
 def test_lost_sequences_are_left_to_the_engine() -> None:
@@ -326,6 +336,34 @@ def test_lost_sequences_are_left_to_the_engine() -> None:
     twins.rollback(5)
     twins.compare(whole=True)
     assert native.state is native._way[2] is not LOST
+
+
+def test_sequences_in_step_make_each_mask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are new to the same states: one asks for all."""
+    monkeypatch.setattr(shared_masks, "WORTH_AFTER", 100)
+    both = Both(GRAMMARS["nested objects"])
+    every = [both.twins() for _ in range(33)][1:]
+    bitmask, rows = np.zeros((32, VOCAB.num_words), np.int32), range(32)
+    ids = cut('{"a":{"b":{"c":true},"d":12}}', random.Random(1))
+    for token in ids:
+        fill_batch([twins.matcher for twins in every], bitmask, rows)
+        assert (bitmask == bitmask[0]).all()
+        assert all(twins.accept(token) for twins in every)
+        every[0].compare(whole=False)
+    known = both.known
+    assert known.num_made <= len(ids) + 1 < known.num_asked / 30 and not known.useless
+
+
+def test_the_engine_never_lags_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_masks, "MAX_LAG", 4)
+    both = Both(GRAMMARS["string"])
+    every = [both.twins() for _ in range(3)]
+    for twins in every:
+        assert all(twins.accept(byte) for byte in b'"' + 20 * b"a")
+        if twins is not every[2]:
+            twins.compare(whole=True)
+    assert every[2].accept(ord("b")) and len(native_of(every[2].matcher)._due) < 4
+    every[2].compare(whole=True)
 
 
 def test_masks_that_never_come_again_are_left_to_the_engine(
@@ -390,12 +428,12 @@ def test_compiler_shares_masks_of_what_is_followed(monkeypatch: pytest.MonkeyPat
     finally:
         compiler.close()
     assert [isinstance(each, SharedCompiled) for each in others] == [True, False, False]
-    raw, table = ENGINE.compile(translate(small)), compiler._masks
+    raw, table = ENGINE.compile(translate(small)), compiler._sharing._shelf.table
     every = [Twins(compiled.matcher(), raw.matcher()) for _ in range(2)]
     wander(every[1], cut("foobarfoobar", random.Random(1)), random.Random(1), 20)
     native = native_of(every[1].matcher)
     assert isinstance(compiled, SharedCompiled) and native.known.table is table and table.full
     every += [Twins(compiled.matcher(), raw.matcher()) for _ in range(3)]
-    assert native_of(every[-1].matcher).known.table is compiler._masks is not table
+    assert native_of(every[-1].matcher).known.table is compiler._sharing._shelf.table is not table
     for each in every:
         wander(each, [], random.Random(3), 20)

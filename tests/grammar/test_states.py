@@ -25,7 +25,7 @@ from rtlang.grammar.checks import prepared
 from rtlang.grammar.ir import Alt, Chars, Dispatch, Expr, Grammar, Ref, Repeat, Seq, Text
 from rtlang.grammar.shared_masks import MaskTable
 from rtlang.grammar.spec import GrammarSpec
-from rtlang.grammar.states import LOST, State, States, flattened
+from rtlang.grammar.states import LOST, Room, State, States, flattened
 from rtlang.grammar.vocab import Vocab, decoded
 from rtlang.grammar.written import written
 
@@ -66,7 +66,7 @@ MOST, FOLLOWS = 6, 4  # characters of the texts, and of what comes behind them
 def states_of(grammar: Grammar) -> States:
     program = flattened(grammar)
     assert program is not None
-    return States(program, VOCAB)
+    return States(program, VOCAB, Room())
 
 
 def behind(states: States, token: int, state: State) -> State:
@@ -195,7 +195,7 @@ def test_items_of_an_array_are_alike() -> None:
     spec = GrammarSpec.json_schema({"type": "array", "items": item}, additional="closed")
     program = written(spec).program
     assert program is not None
-    states = States(program, VOCAB)
+    states = States(program, VOCAB, Room())
     second = walked(states, b'[{"a":1},')
     assert second is not LOST
     for more in (b'{"a":1},', b'{ "a":-20},{"a":3},', 50 * b'{"a": 7},'):
@@ -236,13 +236,13 @@ def test_character_that_has_begun() -> None:
     assert again is not state and again.begun == state.begun
 
 
-@pytest.mark.parametrize("name", ["MAX_STATES", "MAX_MOVES", "MAX_FRAMES"])
+@pytest.mark.parametrize("name", ["MAX_STATES", "MAX_MOVES", "MAX_FRAMES", "MAX_ALL_PLACES"])
 def test_nothing_new_is_found_beyond_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states_module, name, 12)
     states = states_of(Grammar({"root": Repeat(Seq((EITHER, B)), 0, 40)}))
     text = 20 * b"ab"
     first_lost = next(i for i in range(len(text)) if walked(states, text[: i + 1]) is LOST)
-    assert 3 < first_lost < 30 and states.full
+    assert 3 < first_lost < 30 and states._room.full
     assert walked(states, text[:first_lost]) is not LOST  # what is known stays known
     assert states.after(states.start, ord("b")) is LOST and not LOST.tokens
 
@@ -256,10 +256,10 @@ def test_too_many_places_are_lost() -> None:
     most = states_module.MAX_PLACES
     assert walked(states_of(choice_of(most)), b"a") is not LOST
     states = states_of(choice_of(most + 1))
-    assert states.start is not LOST and not states.full
+    assert states.start is not LOST and not states._room.full
     for token in (b"a", b"ab", b"a\xc3"):
         assert walked(states, [VOCAB.token_bytes.index(token)]) is LOST
-    assert not (LOST.tokens or LOST.chars or LOST.moves) and not states.full
+    assert not (LOST.tokens or LOST.chars or LOST.moves) and not states._room.full
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_deep_expressions() -> None:
         expr = Seq((A, expr)) if i else A
     program = flattened(Grammar({"root": expr}))
     assert program is not None
-    states = States(pickle.loads(pickle.dumps(program)), VOCAB)
+    states = States(pickle.loads(pickle.dumps(program)), VOCAB, Room())
     assert walked(states, 5000 * b"a").can_end and walked(states, 5001 * b"a") is LOST
     for i in range(5000):
         expr = Alt((Text(str(i)), expr))

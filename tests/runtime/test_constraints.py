@@ -7,6 +7,7 @@ import json
 import random
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -246,6 +247,32 @@ def test_while_one_compiles_others_run_and_it_can_be_given_up(make_engine: MakeE
     finally:
         patch.undo()
         release.set()
+
+
+def test_a_compile_that_ends_after_its_request_wakes_the_loop_once(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[worker.Worker] = []
+    init = worker.Worker.__init__
+
+    def kept(self: worker.Worker, *args: Any) -> None:
+        init(self, *args)
+        workers.append(self)
+
+    monkeypatch.setattr(worker.Worker, "__init__", kept)
+    engine = make_engine(noisy())
+    engine.generate("p", {"max_new_tokens": 1})
+    receive, turns = worker.Worker._receive, 0
+
+    def counted(self: worker.Worker) -> None:
+        nonlocal turns
+        turns += 1
+        receive(self)
+
+    monkeypatch.setattr(worker.Worker, "_receive", counted)
+    workers[0]._wake_up()
+    time.sleep(0.2)
+    assert turns < 20
 
 
 # -- the scheduler's ways -------------------------------------------------------------------

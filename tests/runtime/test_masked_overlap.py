@@ -67,12 +67,18 @@ def spy(monkeypatch: pytest.MonkeyPatch, tell: Told) -> dict[int, list[Req]]:
     return batches
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, what: str, number: int) -> None:
+def fail_at(monkeypatch: pytest.MonkeyPatch, what: str, num_rows: int) -> list[int]:
+    """Once, as soon as so many rows run. Returns the step that failed, when it has."""
+    done: list[int] = []
+
     def tell(found: str, step: int) -> None:
-        if (found, step) == (what, number):
+        rows = batches.get(step) or batches.get(step - 1, [])  # before it is prepared: the last
+        if found == what and len(rows) == num_rows and not done:
+            done.append(step)
             raise RuntimeError("boom")
 
-    spy(monkeypatch, tell)
+    batches = spy(monkeypatch, tell)
+    return done
 
 
 def test_between_a_sampling_and_the_next_launch_comes_nothing(
@@ -112,10 +118,13 @@ def test_a_step_that_fails_anywhere_takes_its_requests_and_no_more(
     params = [{**LETTERS, "max_new_tokens": 30}, {**FREE, "max_new_tokens": 30}] * 2
     prompts = [[1] * 50 + [i] for i in range(4)]
     good = [r.token_ids for r in engine.generate(prompts, params)]
-    engine.flush_cache()
     with monkeypatch.context() as patch:
-        fail_at(patch, what, 12)  # all four run
-        failed = engine.generate(prompts, params, raise_errors=False)
+        done = fail_at(patch, what, num_rows=4)
+        for _ in range(50):  # until they come together
+            engine.flush_cache()
+            failed = engine.generate(prompts, params, raise_errors=False)
+            if done:
+                break
     assert all(isinstance(r, EngineError) for r in failed)
     assert any("boom" in r.message for r in failed), [r.message for r in failed]
     engine.check()
@@ -278,6 +287,25 @@ def test_a_run_that_others_had_before_costs_no_step_more(make_engine: MakeEngine
     # Beside a request that is in no such place, nothing waits.
     free, bound = engine.generate(["q", "p"], [{**FREE, "max_new_tokens": 60}, params])
     assert bound.text == texts[0] and len(free.token_ids) == 60
+
+
+def test_nothing_waits_where_too_little_is_forced_to_be_appended(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single forced token is sampled, since the next character could have merged into it."""
+    waits: list[bool] = []
+    asked = scheduler._all_may_jump
+
+    def asking(reqs: list[Req]) -> bool:
+        waits.append(asked(reqs))
+        return waits[-1]
+
+    monkeypatch.setattr(scheduler, "_all_may_jump", asking)
+    engine = make_engine(noisy(), enable_overlap=True)
+    params = {"regex": "([0-9],){20}", "jump_forward": "canonical", "temperature": 0.0}
+    for _ in range(4):
+        assert engine.generate("p", {**params, "max_new_tokens": 40}).usage.forced_tokens == 0
+    assert len(waits) > 100 and not any(waits)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

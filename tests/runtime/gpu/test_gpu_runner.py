@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import graph_cases
@@ -10,6 +11,9 @@ from conftest import MakeEngine
 from step_loop import DEVICE, StepLoop
 
 from rtlang.errors import ConfigError
+from rtlang.grammar.spec import GrammarSpec
+from rtlang.grammar.vocab import Bitmask
+from rtlang.runtime.batch import Batch
 from rtlang.runtime.engine import Engine
 from rtlang.runtime.gpu import sampler
 from rtlang.runtime.gpu.graphs import bucket_of, row_buckets, token_buckets
@@ -154,3 +158,41 @@ def test_more_logit_edits_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPa
 
 def test_masks_reach_their_own_rows_whatever_else_the_batch_samples() -> None:
     graph_cases.check_masks_reach_their_own_rows(ONE_LAYER, **SMALL)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_logprobs_under_a_constraint_beside_others_that_want_none(
+    make_engine: MakeEngine, overlap: bool
+) -> None:
+    """Its last step is sampled when the step behind it, which nobody wants any of, is prepared."""
+    given = graph_cases.prompts(2, 5, 6)
+    engine = make_engine(
+        ONE_LAYER, device=DEVICE, dtype="float32", attention_backend="triton",
+        enable_overlap=overlap, enable_mixed_chunk=False, **SMALL,
+    )  # fmt: skip
+    params: dict[str, Any] = {"regex": "[a-z]{30}", "temperature": 0}
+    with ThreadPoolExecutor(2) as pool:
+        others = pool.submit(engine.generate, given[:1], {**params, "max_new_tokens": 20})
+        found = engine.generate(given[1:], {**params, "max_new_tokens": 4}, return_logprob=True)[0]
+        others.result(60)
+    assert len(found.logprobs) == len(found.token_ids) == 4
+    assert [entry.token_id for entry in found.logprobs] == found.token_ids
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 5}], ids=str)
+def test_a_mask_that_allows_nothing_is_a_dead_end(extra: dict[str, Any]) -> None:
+    loop = StepLoop(ONE_LAYER, **SMALL)
+    fill, calls = loop.constraints.fill, 0
+
+    def fill_but_one(batch: Batch, bitmask: Bitmask) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        failures = fill(batch, bitmask)
+        if calls == 3:
+            bitmask[batch.masked[0]] = 0
+        return failures
+
+    loop.constraints.fill = fill_but_one  # type: ignore[method-assign]
+    params = [{"grammar": GrammarSpec.regex("[a-z]{30}"), **extra}] * 2
+    loop.run_each(graph_cases.prompts(2, 5, 6), params, 6)
+    assert list(loop.errors.values()) == ["grammar_dead_end"]
