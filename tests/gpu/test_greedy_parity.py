@@ -100,6 +100,8 @@ def test_greedy_ids_are_those_of_eager_torch_up_to_near_ties(
         **OPTIONS,
     ) as engine:
         check([engine.generate(p, PARAMS).token_ids for p in given], reference)
+        few = [engine.generate(given[at : at + 10], PARAMS) for at in (0, 10)]
+        check([r.token_ids for results in few for r in results], reference)
         many = engine.generate([given[i % len(given)] for i in range(64)], PARAMS)
         for at in range(0, 60, 20):
             check([r.token_ids for r in many[at : at + 20]], reference)
