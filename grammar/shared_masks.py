@@ -88,6 +88,7 @@ class Sharing:
         self._lock = threading.Lock()
 
     def known(self, compiled: SharedCompiled, program: Program) -> _Known:
+        """What is known of a constraint, begun anew where there is no room left."""
         with self._lock:
             if self._shelf.table.full or self._shelf.room.full:
                 self._shelf = _Shelf(self._vocab.num_words)

@@ -147,13 +147,13 @@ def test_c4_c5_streams_tell_usage_and_end_once(server: RunningServer) -> None:
 
 
 def test_c7_a_failure_in_a_stream_is_an_error_event_and_no_success(server: RunningServer) -> None:
-    reply = post(server, prompt="fail", max_tokens=500, stream=True)
+    reply = post(server, prompt="fail", max_tokens=4000, stream=True)
     assert reply.status_code == 200
     *chunks, last = [json.loads(x.removeprefix("data: ")) for x in reply.text.split("\n\n") if x]
     assert last["error"]["code"] == "numerical_error"
     assert chunks
     assert all(c["finish_reason"] is None for chunk in chunks for c in chunk["choices"])
-    assert post(server, prompt="fail", max_tokens=500).status_code == 500
+    assert post(server, prompt="fail", max_tokens=4000).status_code == 500
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])

@@ -251,11 +251,11 @@ def test_thoughts_are_blocks_of_their_own(server: RunningServer) -> None:
 
 
 def test_a_failure_in_the_stream_is_its_last_event(server: RunningServer) -> None:
-    events = events_of(post(server, body("fail", stream=True)))
+    events = events_of(post(server, body("fail", stream=True, max_tokens=4000)))
     names = [name for name, _ in events]
     assert names[-1] == "error" and "message_stop" not in names and "message_delta" not in names
     assert events[-1][1]["error"]["type"] == "api_error"
-    assert post(server, body("fail")).status_code == 500
+    assert post(server, body("fail", max_tokens=4000)).status_code == 500
 
 
 # -- the prompt -----------------------------------------------------------------------------
