@@ -64,7 +64,7 @@ class Compiler:
             compiled = self._xgr.compile_ebnf(ebnf)
         if program is None:
             return compiled
-        return SharedCompiled(compiled, program, self._vocab, self._sharing)
+        return SharedCompiled(compiled, program, self._sharing)
 
     def _translated(self, spec: GrammarSpec, watch: Watch) -> Written:
         if is_quick(spec):

@@ -103,12 +103,9 @@ class Sharing:
 class SharedCompiled:
     """Implements ``Compiled``: another one, whose sequences share masks from the second on."""
 
-    def __init__(
-        self, compiled: Compiled, program: Program, vocab: Vocab, sharing: Sharing
-    ) -> None:
+    def __init__(self, compiled: Compiled, program: Program, sharing: Sharing) -> None:
         self.size_bytes = compiled.size_bytes + _NODE_BYTES * len(program.nodes)
-        self._compiled, self._program, self._vocab = compiled, program, vocab
-        self._sharing = sharing
+        self._compiled, self._program, self._sharing = compiled, program, sharing
         self._is_used = False
 
     def matcher(self) -> Matcher:
@@ -120,7 +117,7 @@ class SharedCompiled:
             return inner
         start = known.states.start if self._is_used else LOST
         self._is_used = True
-        return Matcher(SharedNative(inner.native, known, [start]), self._vocab)
+        return Matcher(SharedNative(inner.native, known, [start]), inner.vocab)
 
 
 class _Known:

@@ -230,9 +230,9 @@ class Scheduler:
 
     def _admit(self, budget: int, chunks: list[tuple[Req, int]]) -> int:
         """Move waiting requests into rows, in the policy's order; returns tokens planned."""
-        planned = 0
         if not self.waiting or budget <= 0:
-            return planned
+            return 0
+        planned = 0
         order = order_waiting(
             self.waiting,
             self.config.schedule_policy,

@@ -210,11 +210,9 @@ class GpuRunner:
     def prepare(self, batch: Batch) -> Launch:
         num_samples = len(batch.sample_rows)
         variant = self._sampler.plan(batch) if num_samples else "plain"
-        sample_bucket = 0
-        if num_samples:
-            found = bucket_of(self._sample_buckets(variant), num_samples)
-            assert found is not None
-            sample_bucket = found
+        buckets = self._sample_buckets(variant)
+        sample_bucket = bucket_of(buckets, num_samples) if num_samples else 0
+        assert sample_bucket is not None
         tables = self.tables
         if batch.mode is ForwardMode.DECODE:
             rows = bucket_of(self._row_buckets, len(batch.rows)) or len(batch.rows)

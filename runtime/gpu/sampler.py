@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rtlang.grammar.vocab import Bitmask
 from rtlang.kernels.triton.sampling import (
     DEAD_END,
     FILTERED,
@@ -22,7 +23,8 @@ from rtlang.kernels.triton.sampling import (
     mask_logits,
 )
 from rtlang.runtime.batch import Batch, BatchResult, ForwardMode, Int32s
-from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, STAGES, DeviceTables
+from rtlang.runtime.gpu.copies import PrefixCopy, Stages, pinned_ints
+from rtlang.runtime.gpu.tables import SAMPLE_FIELDS, DeviceTables
 from rtlang.runtime.messages import TokenLogprobs
 from rtlang.runtime.sampling.row_params import RowParams
 
@@ -53,18 +55,17 @@ class DeviceSampler:
         self._tables = tables
         self.params = RowParams(tables.pool)
         self._packed = np.zeros((SAMPLE_FIELDS, tables.pool.num_rows), np.int32)
-        self._versions = np.zeros(tables.pool.num_rows, np.int64)
         self._sampler = TritonSampler(max_samples, vocab_size, device)
         words = (max_samples, -(-vocab_size // 32))
         self._mask_bits = torch.zeros(words, dtype=torch.int32, device=device)
         # Written by the host while the step computes; its copy is over before the next one's.
-        pinned = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._pinned_bits, self.bitmask = pinned, pinned.numpy()
+        pinned = pinned_ints(words, device)
+        self.bitmask: Bitmask = pinned.numpy()
+        self._copy_masks = PrefixCopy(self._mask_bits, pinned)
         self._edits = torch.zeros(1 + 3 * MAX_EDITS, dtype=torch.int32, device=device)
         self._staged: torch.Tensor | None = None  # edits of the planned batch, on the host
         self._has_edits = False
         self._large: torch.Tensor | None = None  # more edits than the captured buffer holds
-        self._mask_views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.readback = Readback(max_samples, device)
         # Of the last batch. Decode steps of the same rows (the same array) only differ in lengths.
         self._rows: Int32s | None = None
@@ -201,11 +202,7 @@ class DeviceSampler:
         self._edits[:1].fill_(count)
 
     def upload_masks(self, batch: Batch) -> None:
-        n = batch.masked[-1] + 1
-        views = self._mask_views.get(n)
-        if views is None:
-            views = self._mask_views[n] = self._mask_bits[:n], self._pinned_bits[:n]
-        views[0].copy_(views[1], non_blocking=True)
+        self._copy_masks(batch.masked[-1] + 1)
 
     def run(self, logits: torch.Tensor, rows: SampleRows, variant: str) -> None:
         """Launch the chain for [num_samples, vocab_size] logits; capturable. The variant "masked"
@@ -241,12 +238,8 @@ class Readback:
     def __init__(self, max_samples: int, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._out = torch.zeros(2 * max_samples, dtype=torch.int32, device=device)
-        ints = [torch.zeros_like(self._out, device="cpu") for _ in range(STAGES)]
-        self._pinned = [stage.pin_memory() for stage in ints] if self._cuda else ints
-        self._hosts = [stage.numpy() for stage in self._pinned]
-        self._events = [torch.cuda.Event() for _ in ints] if self._cuda else []  # type: ignore[no-untyped-call]
-        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._turn = 0
+        self._stages = Stages(self._out, to_device=False)
+        self._events = [torch.cuda.Event() for _ in self._stages.hosts] if self._cuda else []  # type: ignore[no-untyped-call]
 
     def out(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(ids, status), each [bucket] int32 on the device: what the sampling writes."""
@@ -254,22 +247,17 @@ class Readback:
 
     def start(self, bucket: int) -> int:
         """Copy what was sampled in this bucket; returns what ``read`` is to be given."""
-        self._turn = (self._turn + 1) % STAGES
-        key = self._turn, bucket
-        views = self._views.get(key)
-        if views is None:
-            whole = slice(2 * bucket)
-            views = self._views[key] = self._pinned[self._turn][whole], self._out[whole]
-        views[0].copy_(views[1], non_blocking=True)
+        turn = self._stages.take()
+        self._stages.copy(turn, 2 * bucket)
         if self._cuda:
-            self._events[self._turn].record()
-        return self._turn
+            self._events[turn].record()
+        return turn
 
     def read(self, turn: int, bucket: int) -> tuple[Int32s, Int32s]:
         """(ids, status) of a step; waits for it. They change with the next one but one."""
         if self._cuda:
             self._events[turn].synchronize()
-        host = self._hosts[turn]
+        host = self._stages.hosts[turn]
         return host[:bucket], host[bucket : 2 * bucket]
 
 

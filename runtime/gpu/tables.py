@@ -12,7 +12,6 @@ The device buffer has three regions. What graphs read lies at addresses that onl
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,15 +20,13 @@ from rtlang.kernels.attention.base import DeviceRows
 from rtlang.kernels.triton.rows import decode_tokens, extend_tokens, write_runs
 from rtlang.kernels.triton.sampling import SampleRows
 from rtlang.runtime.batch import Batch, Int32s
+from rtlang.runtime.gpu.copies import Stages, pinned_ints
 from rtlang.runtime.mem.rows import ReqToTokenPool
 
 #: The fields of ``SampleRows``, and the row of ``hidden`` that a sample is taken from.
 SAMPLE_FIELDS = len(dataclasses.fields(SampleRows)) + 1
 _FLOATS = {"temperature", "top_p", "min_p", "repetition", "frequency", "presence"}
-#: Host buffers of steps, used in turn: of one that may still be copied, of one that is prepared
-#: behind it, and of the one that is being written.
-STAGES = 3
-#: Uploads are multiples of so many ints.
+#: Uploads are multiples of so many ints: of few lengths.
 UPLOAD_INTS = 256
 #: ``dirty_from`` of a row whose mirror is complete.
 CLEAN = np.iinfo(np.int32).max
@@ -73,16 +70,12 @@ class DeviceTables:
             torch.zeros(max(max_tokens, max_rows), dtype=torch.int32, device=device)
             for _ in range(3)
         )
-        self._stages = [self._pinned_ints(size) for _ in range(STAGES)]
-        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._stages = Stages(self._buffer, to_device=True)
         self._turn = 0
         self._num_ints = self._runs_at = 0
         self._large: torch.Tensor | None = None  # of a step that is longer than the buffer
 
     # -- the host's side --------------------------------------------------------------------
-
-    def _pinned_ints(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.int32, pin_memory=self.device.type == "cuda")
 
     def begin(self, num_rows: int) -> Int32s:
         """Host memory for a decode step in a bucket of so many rows; ``upload`` sends it. The step
@@ -104,15 +97,11 @@ class DeviceTables:
     def _begin(self, num_ints: int) -> Int32s:
         self._num_ints = num_ints
         if num_ints > len(self._buffer):
-            self._large = self._pinned_ints(num_ints)  # the allocator's to recycle
+            self._large = pinned_ints(num_ints, self.device)  # the allocator's to recycle
             return self._large.numpy()
         self._large = None
-        self._turn = (self._turn + 1) % STAGES
-        return self._hosts[self._turn]
-
-    @cached_property
-    def _hosts(self) -> list[Int32s]:
-        return [stage.numpy() for stage in self._stages]
+        self._turn = self._stages.take()
+        return self._stages.hosts[self._turn]
 
     def upload(self) -> None:
         if self._large is not None:
@@ -120,12 +109,8 @@ class DeviceTables:
             self._buffer.copy_(self._large[:fixed], non_blocking=True)
             self._behind = self._large[fixed:].to(self.device, non_blocking=True)
             return
-        count = -(-self._num_ints // UPLOAD_INTS) * UPLOAD_INTS  # few sizes: their views are kept
-        key = self._turn, count
-        views = self._views.get(key)
-        if views is None:
-            views = self._views[key] = self._buffer[:count], self._stages[self._turn][:count]
-        views[0].copy_(views[1], non_blocking=True)
+        count = -(-self._num_ints // UPLOAD_INTS) * UPLOAD_INTS
+        self._stages.copy(self._turn, count)
 
     def pack_decode(self, host: Int32s, batch: Batch, num_rows: int) -> None:
         """A decode step, padded to ``num_rows`` rows."""

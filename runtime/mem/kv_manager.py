@@ -123,21 +123,18 @@ class KVManager:
 
     def extend_decode(self, reqs: list[Req], rows: Int32s) -> None:
         """``extend`` by one token for running requests at once; the caller has made room."""
-        starts = self.pool.lens[rows] - 1
+        slots = self.alloc(self.decode_need(rows))
+        assert slots is not None, "no room was made for the decode step"
+        self.private_len += len(slots)
         for req in reqs:
             req.computed_len += 1
+        starts = self.pool.lens[rows] - 1
         if self.page_size == 1:
-            one_each = self.alloc(len(rows))
-            assert one_each is not None, "no room was made for the decode step"
-            self.pool.slots[rows, starts] = one_each
-            self.private_len += len(rows)
+            self.pool.slots[rows, starts] = slots
             return
         fresh = starts % self.page_size == 0
-        slots = self.alloc(int(np.count_nonzero(fresh)) * self.page_size)
-        assert slots is not None, "no room was made for the decode step"
         columns = starts[fresh][:, None] + np.arange(self.page_size)
         self.pool.slots[rows[fresh][:, None], columns] = slots.reshape(-1, self.page_size)
-        self.private_len += len(slots)
 
     def alloc(self, count: int) -> Int32s | None:
         """``count`` slots (whole pages) from the free list, evicting from the tree if need be."""

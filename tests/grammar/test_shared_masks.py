@@ -158,7 +158,7 @@ class Both:
         program, self.raw = flattened(prepared(grammar)), ENGINE.compile(grammar)
         assert program is not None
         self.sharing = sharing or Sharing(VOCAB)
-        self.compiled = SharedCompiled(self.raw, program, VOCAB, self.sharing)
+        self.compiled = SharedCompiled(self.raw, program, self.sharing)
         self._texts = Texts(prepared(grammar), random.Random(1))
 
     @property
